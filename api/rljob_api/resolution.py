@@ -144,6 +144,7 @@ def _algorithm(spec: Spec) -> ResolvedAlgorithm:
             preset.rollout_correction,
             "none" if spec.pipeline.mode == "sync" and not POLICY_LOSSES[loss.type].needs_bypass else "bypass",
         ),
+        routing_replay=_first(given.routing_replay, given.fallbacks()["routing_replay"]),
         group_filter=_filled(given.group_filter, ResolvedGroupFilter, preset.group_filter),
     )
 

@@ -103,6 +103,7 @@ class ResolvedAlgorithm(Algorithm):
     rollout_correction: ResolvedRolloutCorrection
     group_filter: ResolvedGroupFilter
     gradient_noise: bool
+    routing_replay: bool
 
     @property
     def aggregation_params(self) -> dict[str, float]:

@@ -21,6 +21,10 @@ SHARED_LAYERS = (
     "spec: {model: {source: null, random: {tokenizer: {characters: abc}, %s}}, "
     "trainer: {replicas: 2, parallelism: {tensor: 2}}}"
 )
+REPLAYED = (
+    "spec: {model: {source: null, random: {family: qwen3_moe, tokenizer: {characters: abc}, %s}}, "
+    "rollout: {engine: vllm}, algorithm: {routingReplay: true}}"
+)
 SMALL = "data: {maxPromptTokens: 32}, rollout: {maxResponseTokens: 32}"
 ALGORITHM = "spec: {algorithm: {%s}}"
 ENVIRONMENT = "spec: {rollout: {environment: {%s}}}"
@@ -73,6 +77,12 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec: {model: {source: null, random: {family: qwen3_moe, tokenizer: {characters: abc}}}}",
      RANDOM % "family: qwen3_moe",
      "spec.rollout.engine"),
+    ("routing_is_replayed_of_mixtures", REPLAYED % "expertsPerToken: 2", REPLAYED % "expertsPerToken: 1",
+     "spec.algorithm.routingReplay"),
+    ("routing_is_replayed_of_mixtures", REPLAYED % "experts: 256", REPLAYED % "experts: 257",
+     "spec.algorithm.routingReplay"),
+    ("routing_is_replayed_of_mixtures", "spec: {rollout: {engine: vllm}, algorithm: {routingReplay: true}}",
+     "spec: {rollout: {engine: torch}, algorithm: {routingReplay: true}}", "spec.algorithm.routingReplay"),
     ("gemma2_has_one_embedding", RANDOM % "family: gemma2", RANDOM % "family: gemma2, tieEmbeddings: false",
      "spec.model.random.tieEmbeddings"),
     ("vllm_needs_wide_heads", RANDOM % "heads: 8",

@@ -124,6 +124,10 @@ def test_a_mixture_of_experts_learns_in_rows_of_two_ranks(runner: Runner) -> Non
     trained = [record for record in records if record["step"]]
     assert all(1 < record["moe/fullest_expert/mean"] <= record["moe/fullest_expert/max"] <= 4 for record in trained)
     assert all(0 < record["age/max"] <= 4 for record in trained[1:])
+    # Prompts and responses, all of them; and with no older weights than these the routers have learnt something else.
+    assert all(record["moe/replayed"] == 1 for record in trained)
+    assert all(record["moe/rerouted"] < 0.3 for record in trained)
+    assert any(record["moe/rerouted"] > 0 for record in trained)
 
 
 def test_a_model_learns_to_finish_programs_from_their_tests_alone(runner: Runner) -> None:

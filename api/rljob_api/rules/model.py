@@ -9,6 +9,7 @@ from rljob_api.rules.registry import Job, exactly_one, rule
 from rljob_api.violations import Violation
 
 SMALLEST_VLLM_HEAD = 32
+_REPLAYS = "(has(self.algorithm.routingReplay) && self.algorithm.routingReplay)"
 
 
 @rule(cel=Cel(MODEL, "has(self.source) != has(self.random)", "needs exactly one of source and random"))
@@ -121,6 +122,39 @@ def experts_are_for_vllm(job: Job) -> Iterator[Violation]:
             "spec.rollout.engine",
             "the torch engine computes no mixture of experts (qwen3_moe)",
             "use engine: vllm, or another family",
+        )
+
+
+@rule(
+    cel=[
+        Cel(
+            SPEC,
+            f"!{_REPLAYS} || self.rollout.engine == 'vllm'",
+            "needs rollout.engine: vllm, which tells what its routers choose; set it, or remove this",
+            ".algorithm.routingReplay",
+        ),
+        Cel(
+            SPEC,
+            f"!{_REPLAYS} || !has(self.model.random) || self.model.random.family == 'qwen3_moe' && "
+            "self.model.random.expertsPerToken > 1 && self.model.random.experts <= 256",
+            "needs a mixture of at most 256 experts, two or more a token; remove it, or change the model",
+            ".algorithm.routingReplay",
+        ),
+    ]
+)
+def routing_is_replayed_of_mixtures(job: Job) -> Iterator[Violation]:
+    """The stream has a byte for each choice, and one expert k times in it stands for a token of which nothing was
+    told: of one expert a token that could not be told apart from a choice."""
+    random, path = job.spec.model.random, "spec.algorithm.routingReplay"
+    if not job.resolved.algorithm.routing_replay:
+        return
+    if job.spec.rollout.engine != "vllm":
+        yield Violation(path, "only vLLM tells which experts its routers choose", "set rollout.engine: vllm")
+    if random and (random.family != "qwen3_moe" or random.experts_per_token < 2 or random.experts > 256):
+        yield Violation(
+            path,
+            "it is for mixtures of at most 256 experts, of which a token is sent to two or more",
+            "remove it, or change spec.model.random",
         )
 
 

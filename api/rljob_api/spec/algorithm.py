@@ -357,6 +357,10 @@ class Algorithm(SpecModel):
     rollout_correction: RolloutCorrection = Field(
         default=RolloutCorrection(), description="What is done about engine and trainer not being the same policy."
     )
+    routing_replay: Annotated[bool | None, Fallback(False)] = Field(
+        default=None,
+        description="A mixture of experts is trained with the experts that its engine chose for each token.",
+    )
     group_filter: GroupFilter = Field(default=GroupFilter(), description="Dynamic sampling.")
     resampling: Resampling | None = Field(default=None, description="PF-PPO (estimator gae only).")
     gradient_noise: Annotated[bool | None, Fallback(False)] = Field(

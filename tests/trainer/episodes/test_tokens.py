@@ -39,6 +39,7 @@ def whole(count: int, seed: int = 0) -> Tokens:
         versions=np.sort(rng.integers(0, 9, count, dtype=np.int32)),
         mask=rng.random(count) < 0.7,
         routed_experts=rng.integers(0, 128, (count, 3, 2), dtype=np.uint8),
+        prompt_experts=rng.integers(0, 128, (7, 3, 2), dtype=np.uint8),
     )
 
 
@@ -140,6 +141,7 @@ def test_what_the_model_was_given_has_every_stream_that_its_answers_have() -> No
     answer = whole(4)
     both = Tokens.joined([answer, Tokens.given([7, 8, 9], 5, like=answer), answer])
     assert both.streams().keys() == answer.streams().keys() == stream_types().keys()
+    assert np.array_equal(both.prompt_experts, answer.prompt_experts), "the prompt is the first answer's"
     assert both.ids.tolist()[4:7] == [7, 8, 9]
     assert both.versions.tolist()[4:7] == [5, 5, 5]
     assert both.mask.tolist() == [*answer.mask, False, False, False, *answer.mask]
@@ -147,6 +149,25 @@ def test_what_the_model_was_given_has_every_stream_that_its_answers_have() -> No
     assert both.routed_experts.shape == (11, 3, 2)
     bare = replace(answer, routed_experts=None)
     assert Tokens.given([7], 5, like=bare).routed_experts is None
+
+
+def test_what_is_known_of_the_prompt_belongs_to_the_first_tokens(tmp_path: Path) -> None:
+    tokens = whole(9)
+    assert tokens[:4].prompt_experts is tokens.prompt_experts
+    assert tokens[1:4].prompt_experts is None
+    later = replace(tokens, versions=np.arange(9, dtype=np.int32))
+    assert later.before(4).prompt_experts is later.later(2).prompt_experts is tokens.prompt_experts
+    # Prompts differ in length, and of some nothing is known.
+    ids = [EpisodeId("training", 5, sample) for sample in range(3)]
+    known = [replace(whole(4, n), prompt_experts=whole(1, n).prompt_experts[: 7 - n]) for n in (0, 3)]
+    parts = [known[0], replace(whole(2), prompt_experts=None), known[1]]
+    unfinished.write({5: {id: BegunTurn(0, part) for id, part in zip(ids, parts, strict=True)}}, tmp_path)
+    back = unfinished.read(tmp_path, versions_later=0)[5]
+    assert all(same_tokens(back[id].tokens, part) for id, part in zip(ids, parts, strict=True))
+    sent = pickle.loads(
+        pickle.dumps(Results([GenerationResult(id, p, "stop") for id, p in zip(ids, parts, strict=True)]))
+    )
+    assert all(same_tokens(result.tokens, part) for result, part in zip(sent, parts, strict=True))
 
 
 def test_a_mask_that_is_true_throughout_weighs_nothing(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def folder(path: Path) -> ModelFolder:
         "pad_token_id": 1,
         "untrainable": None,
         "unsupported": None,
+        "unreplayable": None,
     }
     return ModelFolder(path=path, **facts, **more)  # type: ignore[arg-type]
 

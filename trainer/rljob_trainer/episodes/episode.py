@@ -10,7 +10,7 @@ training) lives elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from rljob_trainer.episodes.identity import EpisodeId
@@ -108,6 +108,9 @@ class Leaf:
 
     def continued(self, observed: Tokens, answer: Tokens, receipt: Receipt | None) -> Leaf:
         """The leaf with ``observed``, which the model was given, and the ``answer`` that it made to all before."""
+        if (seen := answer.prompt_experts) is not None and observed.routed_experts is not None and len(observed):
+            # All before the answer was its prompt, of which the engine has told the same.
+            observed = replace(observed, routed_experts=seen[-len(observed) :])
         start = len(self.tokens) + len(observed)
         span = TurnSpan(start, start + len(answer), receipt)
         return Leaf(self.prompt_ids, Tokens.joined([self.tokens, observed, answer]), spans=(*self.turns, span))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.tokens import Tokens, stream_types, words
+from rljob_trainer.episodes.tokens import Tokens, is_of_prompt, stream_types, words
 from rljob_trainer.errors import EngineError
 
 if TYPE_CHECKING:
@@ -180,7 +180,8 @@ def check_episode(episode: Episode) -> None:
             before = (*leaf.prompt_ids, *leaf.tokens.ids[: turn.start].tolist()) if turn.start else leaf.prompt_ids
             if receipt.prompt != prompt_digest(before):
                 wrong.append(f"{name} was made for other tokens than stand before it now")
-            wrong = wrong or list(_changed(name, receipt, leaf.tokens[turn.start : turn.stop]))
+            own = leaf.tokens[turn.start : turn.stop]
+            wrong = wrong or list(_changed(name, receipt, own, with_prompt=not turn.start))
             _raise(wrong, "between its arrival and the batch")
 
 
@@ -189,11 +190,13 @@ def _of_another(name: str, id: EpisodeId, receipt: Receipt) -> Iterator[str]:
         yield f"{name} holds the response of {receipt.id}"
 
 
-def _changed(name: str, receipt: Receipt, tokens: Tokens) -> Iterator[str]:
+def _changed(name: str, receipt: Receipt, tokens: Tokens, *, with_prompt: bool = True) -> Iterator[str]:
     now = stream_digests(tokens)
     if receipt.streams == now:
         return
     for number, stream in enumerate(stream_types()):
+        if is_of_prompt(stream) and not with_prompt:
+            continue  # what was known of what stands before the tokens went to that
         here = slice(number * _DIGEST.size, (number + 1) * _DIGEST.size)
         if receipt.streams[here] != now[here]:
             yield f"the {words(stream)} of {name} are not those that its engine made"

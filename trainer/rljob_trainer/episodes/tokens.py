@@ -3,6 +3,8 @@
 Everything that carries tokens across a border (messages, the shelf, checkpoints, receipts) goes over the streams of
 this type and names none of them. So a new stream is one field here, and crosses every border. What makes it (an
 engine), and what uses it (``SequenceBatch`` and the losses' inputs, which name their streams), change besides.
+One stream may say something of the prompt in front of the tokens: it has that prompt's length, and belongs to whatever
+begins with the first token.
 """
 
 from __future__ import annotations
@@ -39,10 +41,16 @@ class Tokens:
     mask: BoolArray = field(metadata={"dtype": np.bool_, "words": "mask"})
     """True where the model made the token; False where it was given one, of which no log-prob is known."""
     routed_experts: ByteArray | None = field(default=None, metadata={"dtype": np.uint8, "words": "routed experts"})
-    """``[T, layers, k]``: the k experts that each layer of a mixture of experts chose for the token."""
+    """``[T, layers, k]``: the k experts that each layer with experts chose in the pass that predicted the token, which
+    is the pass over the token before it. Where nothing is known of a token, one expert stands there k times."""
+    prompt_experts: ByteArray | None = field(
+        default=None, metadata={"dtype": np.uint8, "words": "experts of the prompt", "of_prompt": True}
+    )
+    """``[P - 1, layers, k]``: the experts that were chosen in the passes over the P tokens of the prompt but the last,
+    whose choices are the first of ``routed_experts``. None: nothing is known of them."""
 
     def __post_init__(self) -> None:
-        lengths = {name: len(stream) for name, stream in self.streams().items()}
+        lengths = {name: len(stream) for name, stream in self.streams().items() if name not in _OF_PROMPT}
         if len(set(lengths.values())) > 1:
             raise ValueError("; ".join(f"{length} {words(name)}" for name, length in lengths.items()))
 
@@ -56,17 +64,25 @@ class Tokens:
         """Tokens that the model was given, masked: nothing is known of them. They have the streams that ``like`` has,
         of zeros, and a ``version`` that says nothing."""
         count = len(ids)
-        streams = {name: np.zeros((count, *stream.shape[1:]), stream.dtype) for name, stream in like.streams().items()}
+        streams = {
+            name: np.zeros((count, *stream.shape[1:]), stream.dtype)
+            for name, stream in like.streams().items()
+            if name not in _OF_PROMPT
+        }
         known = {"ids": np.array(ids, np.int32), "versions": np.full(count, version, np.int32)}
         return cls(**streams | known)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """One after the other. Raises ``ValueError`` when a stream is known of some of the tokens only."""
+        """One after the other; the prompt is that of the first ones. Raises ``ValueError`` when a stream is known of
+        some of the tokens only."""
         if not parts:
             return cls(**{name: np.empty(0, _DTYPES[name]) for name in _REQUIRED})
-        whole = {}
+        first = next((part for part in parts if len(part)), parts[0])
+        whole = {name: stream for name in _OF_PROMPT if (stream := getattr(first, name)) is not None}
         for name, dtype in _DTYPES.items():
+            if name in _OF_PROMPT:
+                continue
             pieces = [piece for part in parts if (piece := getattr(part, name)) is not None]
             if len(pieces) < len(parts):
                 missing = sum(len(part) for part in parts if getattr(part, name) is None)
@@ -81,8 +97,15 @@ class Tokens:
         return len(self.ids)
 
     def __getitem__(self, part: slice) -> Self:
-        """Views of a part of every stream."""
-        return type(self)(**{name: stream[part] for name, stream in self.streams().items()})
+        """Views of a part of every stream; what is known of the prompt belongs to parts that begin with the first
+        token."""
+        first = not part.start
+        streams = {
+            name: stream if name in _OF_PROMPT else stream[part]
+            for name, stream in self.streams().items()
+            if first or name not in _OF_PROMPT
+        }
+        return type(self)(**streams)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpacked, ({name: _packed(stream) for name, stream in self.streams().items()},)
@@ -90,6 +113,11 @@ class Tokens:
     def streams(self) -> dict[str, Stream]:
         """The streams that are there, by name."""
         return {name: stream for name in _DTYPES if (stream := getattr(self, name)) is not None}
+
+    def having(self, streams: Mapping[str, Stream | None]) -> Self:
+        """These tokens with ``streams`` in place of their own of those names; None takes one away."""
+        there = {**self.streams(), **streams}
+        return type(self)(**{name: stream for name, stream in there.items() if stream is not None})
 
     def split(self, offsets: Sequence[int]) -> Iterator[Self]:
         """The parts between each offset and the next; views."""
@@ -106,6 +134,7 @@ class Tokens:
 
 
 _DTYPES: Mapping[str, np.dtype[Any]] = {s.name: np.dtype(s.metadata["dtype"]) for s in fields(Tokens)}
+_OF_PROMPT = frozenset(s.name for s in fields(Tokens) if s.metadata.get("of_prompt"))
 _REQUIRED = [s.name for s in fields(Tokens) if s.default is MISSING]
 _WORDS: Mapping[str, str] = {s.name: s.metadata["words"] for s in fields(Tokens)}
 
@@ -113,6 +142,11 @@ _WORDS: Mapping[str, str] = {s.name: s.metadata["words"] for s in fields(Tokens)
 def stream_types() -> Mapping[str, np.dtype[Any]]:
     """The type in which each stream travels and is kept, by name."""
     return _DTYPES
+
+
+def is_of_prompt(stream: str) -> bool:
+    """Whether a stream says something of the prompt, and has its length."""
+    return stream in _OF_PROMPT
 
 
 def words(stream: str) -> str:

@@ -271,6 +271,9 @@ class Packed:
     """What the last layer needs, if that is less."""
     context: Context | None = None
     """Who else computes this row; None: nobody."""
+    experts: torch.Tensor | None = None
+    """[N, layers, k], of this rank's tokens: which experts they are sent to (``routing_replay.py``); None: those that
+    the routers choose."""
 
     @classmethod
     def of(

@@ -29,6 +29,7 @@ from rljob_trainer.learner.models import Critic, PackedRow, Policy
 from rljob_trainer.learner.packing import Row, build_row, offsets_of, ranges
 from rljob_trainer.learner.protocol import Int64Array, LossSettings
 from rljob_trainer.learner.reference import Reference
+from rljob_trainer.learner.routing_replay import experts_in_row
 from rljob_trainer.learner.work import Share
 
 Sums = dict[str, torch.Tensor]
@@ -80,6 +81,7 @@ class Place:
     def row(self, share: Share, indices: Int64Array, *, final: bool = False) -> tuple[Row, PackedRow]:
         """Sequences ``indices`` of the share as one row."""
         row = build_row(share.lengths, indices, final=final, multiple=self.length_multiple)
+        routed = share.batch.routed_experts
         packed = PackedRow.of(
             row,
             share.batch.token_ids,
@@ -88,6 +90,7 @@ class Place:
             outputs_only=self.outputs_only,
             context=self.context,
             soft_capped=self.soft_capped,
+            experts=None if routed is None else experts_in_row(row, routed),
         )
         return row, packed
 

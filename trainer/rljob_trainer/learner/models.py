@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rljob_trainer.algorithms.vocabulary_kl import chunked_kl, exact_kl
-from rljob_trainer.episodes.tokens import IntArray
+from rljob_trainer.episodes.tokens import ByteArray, IntArray
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
 from rljob_trainer.learner.context import Context, Whole
@@ -30,6 +30,7 @@ from rljob_trainer.learner.loading import skeleton
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.learner.protocol import LearnerFacts
+from rljob_trainer.learner.routing_replay import replay_routing
 from rljob_trainer.learner.tensor import TensorRanks
 from rljob_trainer.learner.vocabulary import VocabularyPart
 from rljob_trainer.models.config import FAMILIES, read_json, soft_caps, unsupported_by_learner
@@ -53,6 +54,10 @@ class PackedRow:
     whole_sequences: Whole | None = None
     """The same for streams over sequences."""
 
+    def routed_anew(self) -> PackedRow:
+        """The row for a model whose routers choose for themselves."""
+        return replace(self, attention=replace(self.attention, experts=None))
+
     @classmethod
     def of(
         cls,
@@ -64,12 +69,14 @@ class PackedRow:
         outputs_only: bool = False,
         soft_capped: bool = False,
         context: Context | None = None,
+        experts: ByteArray | None = None,
     ) -> PackedRow:
         """``token_ids`` of the whole batch; ``dtype`` is what the model computes in.
 
         ``outputs_only`` is for models whose last layer can leave rows out (``Policy.outputs_only``), ``soft_capped``
         for those whose attention scores have a cap (``Policy.soft_capped``). ``context``: the ranks that compute the
-        row together; its length is a multiple of their number.
+        row together; its length is a multiple of their number. ``experts [N, layers, k]`` are those that the actor's
+        tokens are sent to; None: the ones that its routers choose.
         """
 
         if not len(token_ids):  # a rank without sequences runs a row of one token of no meaning
@@ -79,6 +86,8 @@ class PackedRow:
             return torch.from_numpy(array).to(device, non_blocking=True)
 
         attention = Packed.of(row, device, dtype, outputs_only=outputs_only, soft_capped=soft_capped, context=context)
+        if experts is not None:
+            attention.experts = move(experts if context is None else experts[context.part(len(row.source))])
         if context is not None:
             total, part = len(row.source), context.part(len(row.source))
             tokens, own, own_rows = Whole.of(row.output_rows, total, context, device)
@@ -123,7 +132,7 @@ class Compared(NamedTuple):
     """What the exact KL needs of the reference, and the log-probs that its forward pass gives besides."""
 
     states: torch.Tensor  # [tokens, d] of this rank's tokens
-    weight: torch.Tensor  # [vocabulary, d]
+    weight: torch.Tensor  # [vocabulary, d], or the rows of this rank's words
     log_probs: torch.Tensor  # [tokens]
 
 
@@ -144,6 +153,7 @@ class Policy(nn.Module):
         self.chunk = chunk
         self.part = None if tensor is None else VocabularyPart(tensor, len(self.output_weight))
         self.outputs_only = compute_outputs_only(self.layers)
+        replay_routing(self.layers)
         caps = soft_caps(language_model.config.to_dict())
         self.logit_cap = caps.logits
         self.soft_capped = caps.scores is not None

@@ -54,6 +54,8 @@ def check_batch(batch: SequenceBatch) -> None:
     total = int(batch.prompt_lengths.sum() + batch.response_lengths.sum())
     if len(batch.token_ids) != total:
         raise ValueError(f"token_ids has {len(batch.token_ids)} entries but the lengths sum to {total}")
+    if batch.routed_experts is not None and len(batch.routed_experts) != total:
+        raise ValueError(f"routed_experts has {len(batch.routed_experts)} entries but there are {total} tokens")
     tokens = int(batch.response_lengths.sum())
     for name in STREAMS:
         stream = getattr(batch, name)
@@ -62,7 +64,9 @@ def check_batch(batch: SequenceBatch) -> None:
 
 
 STREAMS = tuple(
-    f.name for f in fields(SequenceBatch) if f.name not in ("token_ids", "prompt_lengths", "response_lengths")
+    f.name
+    for f in fields(SequenceBatch)
+    if f.name not in ("token_ids", "prompt_lengths", "response_lengths", "routed_experts")
 )
 """The per-response-token fields of a batch."""
 
@@ -71,9 +75,11 @@ def take(batch: SequenceBatch, indices: Int64Array) -> SequenceBatch:
     """The sequences ``indices``, in that order, with all their streams."""
     starts = offsets_of(batch.prompt_lengths + batch.response_lengths)[indices]
     tokens = ranges(offsets_of(batch.response_lengths)[indices], batch.response_lengths[indices])
+    rows = ranges(starts, (batch.prompt_lengths + batch.response_lengths)[indices])
     return replace(
         batch,
-        token_ids=batch.token_ids[ranges(starts, (batch.prompt_lengths + batch.response_lengths)[indices])],
+        token_ids=batch.token_ids[rows],
+        routed_experts=None if batch.routed_experts is None else batch.routed_experts[rows],
         prompt_lengths=batch.prompt_lengths[indices],
         response_lengths=batch.response_lengths[indices],
         **{name: stream[tokens] for name in STREAMS if (stream := getattr(batch, name)) is not None},

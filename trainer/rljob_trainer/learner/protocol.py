@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rljob_trainer.algorithms.correction import Correction
-from rljob_trainer.episodes.tokens import BoolArray, FloatArray, IntArray
+from rljob_trainer.episodes.tokens import BoolArray, ByteArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
     from rljob_trainer.learner.backend import BackendRank
@@ -48,6 +48,9 @@ class SequenceBatch:
     weights: FloatArray | None = None  # [tokens] rollout-correction weights, multiply the per-token loss
     shares: FloatArray | None = None  # [tokens] what its sequence counts for where sequences are averaged; None: 1
     rollout_share: FloatArray | None = None  # [tokens] log pi_old = share x log pi_roll + the rest x log pi_theta
+    routed_experts: ByteArray | None = None
+    """``[all, layers, k]`` over *all* tokens, prompts too: the experts that the engine chose in its pass over each; one
+    of them k times where that is not known. None: the actor's routers choose."""
 
     def __len__(self) -> int:
         return len(self.prompt_lengths)

@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rljob_trainer.errors import LearnerError, StepGivenUpError
-from rljob_trainer.learner import export, published, seals, state
+from rljob_trainer.learner import export, published, routing_replay, seals, state
 from rljob_trainer.learner.anchor import Anchor
 from rljob_trainer.learner.backend import Attachments, Placement, RowRules
 from rljob_trainer.learner.context import Context
@@ -160,6 +160,7 @@ class LearnerRank:
         """The streams asked for, in the order of the share's micro-batches. Raises ``StepGivenUpError`` when asked to
         give up."""
         seals.check(share.batch, share.seals, self.rank)
+        routing_replay.check(share.batch.routed_experts, self._policy, self._policy.experts)
         compares = request.reference or request.vocabulary_kl
         if compares and self._reference is None:
             raise ValueError("the reference was asked for, but the job keeps none (algorithm.kl is off)")
@@ -212,7 +213,7 @@ class LearnerRank:
     def _score_reference(self, row: PackedRow, temperature: float) -> Streams:
         assert self._reference is not None
         with self._meter.measure("reference"):
-            return {"ref_log_probs": self._reference(row, temperature).log_probs.float()}
+            return {"ref_log_probs": self._reference(row.routed_anew(), temperature).log_probs.float()}
 
     @torch.no_grad()
     def _score_values(self, row: PackedRow) -> Streams:
@@ -262,6 +263,7 @@ class LearnerRank:
         Raises ``StepGivenUpError`` when asked to give up before the first of them: then nothing has changed.
         """
         seals.check(share.batch, share.seals, self.rank)
+        routing_replay.check(share.batch.routed_experts, self._policy, self._policy.experts)
         if request.update_critic and self.critic is None:
             raise ValueError("an update of the critic was asked for, but the job has none")
         work = [self.critic] if request.update_critic and self.critic is not None else []

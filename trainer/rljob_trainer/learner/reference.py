@@ -41,6 +41,6 @@ class Reference:
 
     @torch.no_grad()
     def __call__(self, row: PackedRow, temperature: float) -> Compared:
-        out = self._policy(row, temperature, states=True)
+        out = self._policy(row.routed_anew(), temperature, states=True)
         assert out.states is not None
         return Compared(out.states, self._weight, out.log_probs)

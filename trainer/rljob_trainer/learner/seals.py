@@ -24,6 +24,8 @@ def seals_of(batch: SequenceBatch) -> dict[str, list[int]]:
     rows = offsets_of(batch.prompt_lengths + batch.response_lengths).tolist()
     tokens = offsets_of(batch.response_lengths).tolist()
     seals = {"token_ids": [digest(batch.token_ids[a:b]) for a, b in pairwise(rows)]}
+    if (routed := batch.routed_experts) is not None:
+        seals["routed_experts"] = [digest(routed[a:b]) for a, b in pairwise(rows)]
     for name in STREAMS:
         if (stream := getattr(batch, name)) is not None:
             seals[name] = [digest(stream[a:b]) for a, b in pairwise(tokens)]

@@ -49,6 +49,7 @@ ROPE_TYPES = ("default", "linear", "llama3")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _EXPERTS = ("num_experts", "num_local_experts")
 """The number of experts, as published files call it and as transformers writes it."""
+_TOLD_EXPERTS = 256
 _MIXTURE_NEEDS = ("num_experts_per_tok", "moe_intermediate_size")
 _GEMMA_NEEDS = ("head_dim", "query_pre_attn_scalar", "sliding_window")
 _LAYERS_TO_A_FULL_ONE = {"gemma2": 2, "gemma3_text": 6}
@@ -218,6 +219,19 @@ def has_experts(config: Mapping[str, Any], layer: int) -> bool:
     return layer not in (config.get("mlp_only_layers") or ()) and not (layer + 1) % (
         config.get("decoder_sparse_step") or 1
     )
+
+
+def unreplayable(config: Mapping[str, Any]) -> str | None:
+    """Why a model's routing cannot be replayed, in words; None: it can. The stream has a byte for each choice, and one
+    expert k times in it stands for a token of which nothing was told."""
+    experts = experts_of(config) if config.get("model_type") in MIXTURES else 0
+    if not experts:
+        return "is no mixture of experts whose routers are known"
+    if experts > _TOLD_EXPERTS:
+        return f"has {experts} experts a layer, and choices are told of {_TOLD_EXPERTS} at most"
+    if config["num_experts_per_tok"] < 2:
+        return "sends a token to one expert, and choices are told of two or more"
+    return None
 
 
 def _check_rope(rope: Mapping[str, Any], place: str, file: Path) -> None:

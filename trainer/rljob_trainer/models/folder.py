@@ -17,6 +17,7 @@ from rljob_trainer.models.config import (
     check_ids,
     read_json,
     text_part,
+    unreplayable,
     unsupported_by_learner,
     unsupported_by_torch_engine,
 )
@@ -44,6 +45,8 @@ class Shape:
     """What the learner cannot compute of it; None: it computes all of it."""
     unsupported: str | None
     """The same of the torch engine."""
+    unreplayable: str | None
+    """Why its routing cannot be replayed; None: it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ def _shape(config: dict[str, Any], file: Path) -> Shape:
         head_dim=text.get("head_dim") or hidden // heads,
         untrainable=unsupported_by_learner(config),
         unsupported=unsupported_by_torch_engine(config),
+        unreplayable=unreplayable(config),
     )
 
 

@@ -154,6 +154,12 @@ def _shape(found: Readable, shape: Shape) -> Iterator[Violation]:
         yield Violation(
             "spec.rollout.engine", f"the torch engine {shape.unsupported}", "use rollout.engine: vllm, or another model"
         )
+    if (
+        shape.unreplayable is not None
+        and found.says("spec.algorithm.routingReplay")
+        and found.job.spec.algorithm.routing_replay
+    ):
+        yield Violation("spec.algorithm.routingReplay", f"the model {shape.unreplayable}", "remove it")
     if found.says("spec.trainer.parallelism"):
         yield from _parallelism(found.job.spec.trainer.parallelism, shape, ours=ours)
     if engine == "vllm" and shape.head_dim < 32:

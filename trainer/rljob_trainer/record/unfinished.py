@@ -2,7 +2,8 @@
 
 Finished groups are kept the same way: an engine returns a request that needs nothing more as it came, and rewards are
 computed again. Flat arrays without pickle: turn by turn ``ordinals``, ``samples``, ``turns``, ``contexts`` (digests of
-what the model saw) and ``lengths`` (all ``[S]``), and the streams of ``Tokens``, ``[tokens]`` each.
+what the model saw) and ``lengths`` (all ``[S]``), and the streams of ``Tokens``, ``[tokens]`` each. A stream of the
+prompts has lengths of its own, ``lengths_of_...``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from rljob_trainer.checkpoints.checkpoint import unreadable
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.requests import BegunTurn
-from rljob_trainer.episodes.tokens import NOTHING, Tokens, stream_types, words
+from rljob_trainer.episodes.tokens import NOTHING, Tokens, is_of_prompt, stream_types, words
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.training.checks import possible
 
@@ -29,6 +30,7 @@ BegunGroups = Mapping[int, Mapping[EpisodeId, BegunTurn]]
 """What there is of each prompt's turns, by ordinal."""
 
 _FACTS = ("ordinals", "samples", "turns", "contexts", "lengths")
+_LENGTHS_OF = "lengths_of_"
 _Arrays = Iterable[np.ndarray[Any, Any]]
 _REST_BYTES = 16 << 20
 """Read between two calls of ``rest``."""
@@ -51,6 +53,12 @@ def write(groups: BegunGroups, folder: Path, rest: Callable[[], None] = lambda: 
     for name in {name: None for part in parts for name in part.streams()}:
         streams = [part.streams().get(name) for part in parts]
         there = [stream for stream in streams if stream is not None]
+        if is_of_prompt(name):
+            of_prompts = [turn.tokens.streams().get(name) for _, turn in turns]
+            lengths = np.array([0 if stream is None else len(stream) for stream in of_prompts], np.int64)
+            columns[_LENGTHS_OF + name] = np.int64, lengths.shape, [lengths]
+            columns[name] = (stream_types()[name], (int(lengths.sum()), *there[0].shape[1:]), there)
+            continue
         if len(there) < len(parts):
             raise ValueError(f"{len(parts) - len(there)} of {len(parts)} samples have no {words(name)}")
         columns[name] = (stream_types()[name], (total, *there[0].shape[1:]), there)
@@ -95,15 +103,22 @@ def read(
     try:
         with zipfile.ZipFile(folder / FILE) as file:
             facts = zip(*(_Column(file, name).rest().tolist() for name in _FACTS), strict=True)
-            streams = {name: _Column(file, name) for name in stream_types() if f"{name}.npy" in file.namelist()}
+            there = {name: _Column(file, name) for name in stream_types() if f"{name}.npy" in file.namelist()}
+            streams = {name: column for name, column in there.items() if not is_of_prompt(name)}
+            of_prompts = {name: column for name, column in there.items() if is_of_prompt(name)}
+            prompts = {name: iter(_Column(file, _LENGTHS_OF + name).rest().tolist()) for name in of_prompts}
             for ordinal, sample, turn, context, length in facts:
                 id = EpisodeId(TRAINING, ordinal, sample, turn)
-                tokens = Tokens(**{name: column.take(length) for name, column in streams.items()})
+                taken = {name: column.take(length) for name, column in streams.items()}
+                for name, column in of_prompts.items():
+                    if count := next(prompts[name]):
+                        taken[name] = column.take(count)
+                tokens = Tokens(**taken)
                 if not possible(tokens.log_probs).all():
                     report(f"{id} has a log-prob that no sampled token can have: it is made again")
                     continue
                 groups.setdefault(ordinal, {})[id] = BegunTurn(context, keep(tokens.later(versions_later)))
-            for column in streams.values():
+            for column in there.values():
                 if len(column.rest()):
                     raise ValueError("it holds more tokens than its samples have")
     except OSError as error:

@@ -50,6 +50,8 @@ class EngineSpec:
     """Requests that run across an update go on with the keys and values they have."""
     adapter_rank: int | None = None
     """Updates bring adapters of this rank to the model in the folder (vllm); None: whole models."""
+    tells_experts: bool = False
+    """Responses say which experts their tokens were sent to (vllm)."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """torch: keyword arguments of ``TorchEngine.from_folder``; vllm: of vLLM's ``EngineArgs``."""
 
@@ -94,6 +96,7 @@ def build_engine(spec: EngineSpec) -> Engine:
         seed=spec.seed,
         keep_cache=spec.keep_cache,
         adapter_rank=spec.adapter_rank,
+        tells_experts=spec.tells_experts,
         engine_args=spec.engine_args,
     )
 

@@ -9,7 +9,7 @@ begun with travels as results do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -21,7 +21,7 @@ from rljob_trainer.episodes.episode import FinishReason
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.receipts import Receipt
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
-from rljob_trainer.episodes.tokens import NOTHING, Tokens
+from rljob_trainer.episodes.tokens import NOTHING, Stream, Tokens, is_of_prompt, stream_types
 
 _REQUEST: Callable[[GenerationRequest], tuple[Any, ...]] = attrgetter(
     *(f.name for f in fields(GenerationRequest) if f.name != "begun")
@@ -52,17 +52,23 @@ class Results(list[GenerationResult]):
         )
 
 
-Columns = tuple[npt.NDArray[np.int64], Tokens]
-"""Offsets ``[count + 1]``, and the tokens of all, one after the other."""
+OfPrompts = Mapping[str, Sequence[Stream | None]]
+"""By stream, for each part."""
+Columns = tuple[npt.NDArray[np.int64], Tokens, OfPrompts]
+"""Offsets ``[count + 1]``, the tokens of all, one after the other, and what is known of each one's prompt."""
 
 
 def _columns(parts: Sequence[Tokens]) -> Columns:
-    return np.cumsum([0, *map(len, parts)]), Tokens.joined(parts)
+    of_prompts = {name: [getattr(part, name) for part in parts] for name in stream_types() if is_of_prompt(name)}
+    of_prompts = {name: streams for name, streams in of_prompts.items() if any(s is not None for s in streams)}
+    bare = [part.having(dict.fromkeys(of_prompts)) for part in parts] if of_prompts else parts
+    return np.cumsum([0, *map(len, parts)]), Tokens.joined(bare), of_prompts
 
 
 def _parts(columns: Columns) -> Iterator[Tokens]:
-    offsets, tokens = columns
-    return tokens.split(offsets.tolist())
+    offsets, tokens, of_prompts = columns
+    for number, part in enumerate(tokens.split(offsets.tolist())):
+        yield part.having({name: streams[number] for name, streams in of_prompts.items()}) if of_prompts else part
 
 
 def _requests(begun: Columns | None, *plain: Sequence[Any]) -> Requests:

@@ -30,10 +30,12 @@ from rljob_trainer.episodes.requests import (
     continued,
     withdrawn,
 )
-from rljob_trainer.episodes.tokens import FloatArray, Tokens
+from rljob_trainer.episodes.tokens import ByteArray, FloatArray, Tokens
 from rljob_trainer.errors import EngineError
+from rljob_trainer.models.config import has_experts, read_json
 from rljob_trainer.models.stored import tensors_in
 from rljob_trainer.models.weights import layer_matrices, stored_tensors
+from rljob_trainer.rollout.routing import with_experts, without_experts
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.manifest import Manifest, manifest_of
 from rljob_trainer.weights.receiver import ReceiveReport
@@ -86,6 +88,7 @@ class VLLMEngine:
         request_seeds: bool = True,
         keep_cache: bool = False,
         adapter_rank: int | None = None,
+        tells_experts: bool = False,
         engine_args: Mapping[str, Any] | None = None,
     ) -> None:
         """Reads the model in ``folder``. ``engine_args`` go to vLLM's ``EngineArgs`` and win over everything else.
@@ -94,6 +97,7 @@ class VLLMEngine:
         prefilled anew). What is cached between two updates is then salted with their count, so that nothing later
         meets it.
         ``adapter_rank``: updates bring adapters of this rank to the model in the folder, which stays as it is.
+        ``tells_experts``: responses say which experts of a mixture their tokens were sent to (``routed_experts``).
         ``request_seeds`` False lets vLLM draw from one generator for all requests: faster on a GPU with hundreds of
         requests, and not repeatable. Raises ``EngineError`` while another is open in this process, and where vLLM is
         told to have a process of its own.
@@ -142,6 +146,10 @@ class VLLMEngine:
             # Not the output matrix: beside an adapter vLLM 0.32 fails to compute a prompt's log-probs.
             layers = layer_matrices(stored_tensors(Path(folder)))
             arguments["lora_target_modules"] = sorted({name.rpartition(".")[2] for name in layers})
+        if tells_experts and not on_cpu:
+            # By vLLM's second model runner, which no CPU has (``vllm_routing.py``).
+            os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
+            arguments["enable_return_routed_experts"] = True
         arguments |= engine_args or {}
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         VLLMEngine._open = True
@@ -154,6 +162,15 @@ class VLLMEngine:
         self._adapter: Any = None
         """What requests name the adapter by; None before the first update."""
         self._workers = tensor_parallel
+        self._expert_layers: list[int] | None = None
+        """Those that choices are told of; None: nothing is told."""
+        if tells_experts:
+            config = read_json(Path(folder) / "config.json")
+            self._expert_layers = [n for n in range(config["num_hidden_layers"]) if has_experts(config, n)]
+            if on_cpu:
+                self._engine.collective_rpc("rljob_tell_experts")
+        self._notes_experts = tells_experts and on_cpu
+        """Whether our part of the workers tells them, and not vLLM."""
         self._request_seeds = request_seeds
         self._can_sleep = bool(arguments.get("enable_sleep_mode"))
         self._requests: dict[str, tuple[GenerationRequest, str]] = {}
@@ -282,7 +299,7 @@ class VLLMEngine:
 
     def _take(self, output: Any) -> GenerationResult:
         """A finished or aborted vLLM request as a result, with what it brought along in front."""
-        request, _ = self._requests.pop(output.request_id)
+        request, inner = self._requests.pop(output.request_id)
         (completion,) = output.outputs
         versions: list[int] = []
         for span in completion.weight_versions or ():
@@ -292,7 +309,23 @@ class VLLMEngine:
             raise EngineError(f"vLLM ended request {output.request_id} with {completion.finish_reason!r}")
         self._tokens_made += len(completion.token_ids)
         log_probs = completion.logprobs.logprobs if completion.logprobs is not None else ()
-        return _result(request, completion.token_ids, log_probs, versions, reasons[completion.finish_reason])
+        made = Tokens.sampled(
+            np.array(completion.token_ids, np.int32), np.array(log_probs, np.float32), np.array(versions, np.int32)
+        )
+        if self._expert_layers is None:
+            begun = without_experts(request.begun)
+        else:
+            begun, made = with_experts(request, made, self._experts(inner, completion, self._expert_layers))
+        tokens = Tokens.joined([begun, made]) if len(begun) else made
+        return GenerationResult(request.id, tokens, reasons[completion.finish_reason])
+
+    def _experts(self, inner: str, completion: Any, layers: list[int]) -> ByteArray:
+        """``[tokens, layers, k]`` of a request's tokens that were computed, from the first one on."""
+        if self._notes_experts:
+            noted: list[list[ByteArray]] = self._engine.collective_rpc("rljob_experts", args=([inner],))
+            return noted[0][0]
+        told = completion.routed_experts
+        return np.zeros((0, len(layers), 1), np.uint8) if told is None else told[:, layers].astype(np.uint8)
 
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
         """Requests that are running go on meanwhile."""
@@ -471,14 +504,3 @@ def _seed_at(seed: int, position: int) -> int:
     not draw the same numbers for other positions."""
     mixed = (seed + position * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
     return mixed if position else seed & 0x7FFFFFFFFFFFFFFF
-
-
-def _result(
-    request: GenerationRequest,
-    token_ids: Sequence[int],
-    log_probs: Sequence[float],
-    versions: Sequence[int],
-    finish: FinishReason,
-) -> GenerationResult:
-    made = Tokens.sampled(np.array(token_ids, np.int32), np.array(log_probs, np.float32), np.array(versions, np.int32))
-    return GenerationResult(request.id, Tokens.joined([request.begun, made]) if len(request.begun) else made, finish)

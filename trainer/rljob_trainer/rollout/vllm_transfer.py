@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,11 +23,15 @@ from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from rljob_trainer.episodes.tokens import ByteArray
 from rljob_trainer.errors import EngineError
 from rljob_trainer.weights.adapters import PublishedAdapter
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.manifest import Manifest, manifest_of
 from rljob_trainer.weights.receiver import Receiver, ReceiveReport
+
+if TYPE_CHECKING:
+    from rljob_trainer.rollout.vllm_routing import RoutingCapture
 
 BACKEND = "rljob"
 
@@ -132,6 +136,7 @@ class WorkerExtension:
 
     weight_transfer_engine: Any
     model_runner: Any
+    routing: RoutingCapture
 
     def rljob_received(self) -> tuple[ReceiveReport, Manifest]:
         """What the last publication cost this worker, and what it brought."""
@@ -167,6 +172,16 @@ class WorkerExtension:
         manager.add_adapter(made)
         manager.activate_adapter(number)
         manager.pin_adapter(number)
+
+    def rljob_tell_experts(self) -> None:
+        """From here on notes which experts the model's routers choose."""
+        from rljob_trainer.rollout.vllm_routing import RoutingCapture
+
+        self.routing = RoutingCapture(self.model_runner)
+
+    def rljob_experts(self, requests: list[str]) -> list[ByteArray]:
+        """Of the tokens of each request that were computed, ``[tokens, layers, k]``; they are then forgotten."""
+        return [self.routing.take(request) for request in requests]
 
     def rljob_parameters(self) -> Manifest:
         """The sums of the parameters as they lie in this worker's memory, an adapter's included."""

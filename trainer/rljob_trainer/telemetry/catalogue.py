@@ -401,6 +401,10 @@ def _pipeline() -> Iterator[Metric]:
     )
     yield Metric("moe/fullest_expert/max", "ratio", "the same of the layer where it is largest", "max")
     yield Metric("moe/idle_experts", "fraction", "experts that no token was sent to")
+    yield Metric(
+        "moe/replayed", "fraction", "tokens of an update that went to the experts that their engine had chosen"
+    )
+    yield Metric("moe/rerouted", "fraction", "choices of these that the trainer's routers would have made otherwise")
     yield from _spread("balance/rank_tokens", "tokens", "the tokens given to each rank", "mean min max")
     yield Metric("balance/rank_tokens/spread", "tokens", "largest less smallest")
     yield from _spread(

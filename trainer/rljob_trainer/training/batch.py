@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from rljob_trainer.algorithms import Segments
-from rljob_trainer.episodes.episode import Episode, Group, is_cut
-from rljob_trainer.episodes.tokens import BoolArray, FloatArray, IntArray, Tokens
+from rljob_trainer.episodes.episode import Episode, Group, Leaf, is_cut
+from rljob_trainer.episodes.tokens import BoolArray, ByteArray, FloatArray, IntArray, Tokens
 from rljob_trainer.errors import DataError
 from rljob_trainer.learner.packing import offsets_of
 from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
@@ -95,6 +95,7 @@ def layout(groups: Sequence[Group]) -> TrainingBatch:
         response_lengths=response_lengths,
         mask=tokens.mask.copy(),
         rollout_log_probs=tokens.log_probs,
+        routed_experts=None if tokens.routed_experts is None else _experts(leaves),
     )
     return TrainingBatch(
         sequences=sequences,
@@ -108,3 +109,16 @@ def layout(groups: Sequence[Group]) -> TrainingBatch:
         truncated=np.array([is_cut(episode.finish) for episode in episodes]),
         sources=[group.prompt.counted_as or group.prompt.source for group in groups for _ in group.episodes],
     )
+
+
+def _experts(leaves: Sequence[Leaf]) -> ByteArray:
+    """``[all, layers, k]`` the experts of the passes over each token: those of a response's token stand with the one
+    that it predicted, and nothing is known of its last."""
+    parts: list[ByteArray] = []
+    for leaf in leaves:
+        routed, of_prompt = leaf.tokens.routed_experts, leaf.tokens.prompt_experts
+        assert routed is not None
+        before = len(leaf.prompt_ids) - 1
+        unknown = np.zeros((before if of_prompt is None else 0, *routed.shape[1:]), np.uint8)
+        parts += [unknown if of_prompt is None else of_prompt, routed, np.zeros((1, *routed.shape[1:]), np.uint8)]
+    return np.concatenate(parts)

@@ -1,0 +1,41 @@
+"""The experts that an engine's routers chose, put to the tokens that they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rljob_trainer.episodes.requests import GenerationRequest
+from rljob_trainer.episodes.tokens import NOTHING, ByteArray, Tokens
+from rljob_trainer.errors import EngineError
+
+
+def without_experts(tokens: Tokens) -> Tokens:
+    """For an engine that tells none: a stream is known of all tokens or of none."""
+    return tokens if tokens.routed_experts is None else replace(tokens, routed_experts=None, prompt_experts=None)
+
+
+def with_experts(request: GenerationRequest, made: Tokens, computed: ByteArray) -> tuple[Tokens, Tokens]:
+    """What the request brought along, and the tokens ``made``, each with the experts that were chosen in the pass that
+    predicted it.
+
+    ``computed [tokens, layers, k]`` are those of the tokens that the engine computed for the request, from the prompt's
+    first one on. The last one made is not among them: nothing was predicted from it. Raises ``EngineError`` when some
+    are missing.
+    """
+    first = len(request.prefix)
+    needed = first + len(made) - 1
+    if len(made) and len(computed) < needed:
+        raise EngineError(
+            f"of the {needed} tokens that were computed for {request.id} the engine tells the experts of "
+            f"{len(computed)}; please report this, and remove algorithm.routingReplay until it is mended"
+        )
+    begun = request.begun
+    if len(begun) and begun.routed_experts is None:
+        # Sampled by an engine that told none: the choices of the pass that read them again stand in.
+        own = computed[len(request.prompt_ids) - 1 :][: len(begun)]
+        begun = replace(begun, routed_experts=own) if len(own) == len(begun) else NOTHING
+    made = replace(made, routed_experts=computed[first - 1 : needed])
+    of_prompt = computed[: len(request.prompt_ids) - 1]
+    if len(begun):
+        return (replace(begun, prompt_experts=of_prompt) if len(computed) >= first else begun), made
+    return begun, replace(made, prompt_experts=of_prompt)
