@@ -18,6 +18,7 @@ import pytest
 from small_episodes import named
 
 from rljob_trainer.driver.local_ray import ray_for_run
+from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.receipts import check_answer
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.errors import DeadlineError, EngineError
@@ -556,3 +557,28 @@ async def test_an_interrupted_request_in_the_queue_ends_without_an_engine(slow: 
     assert len(result.tokens) > 5
     assert result.receipt is not None
     check_answer(requests[0], result)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+async def test_what_continues_an_episode_goes_to_the_engine_that_has_it(spec: EngineSpec, fixed: bool) -> None:
+    """Turn after turn, whatever order they come in, and though the other engine has less to do."""
+
+    def turn(sample: int, number: int) -> GenerationRequest:
+        id = EpisodeId("training", sample, 0, number)
+        return GenerationRequest(id, (1, 2, 3) * (number + 1), SamplingSettings(max_tokens=8), seed=sample)
+
+    async with pool_of(spec, 2, fixed_dispatch=fixed) as pool:
+        await asyncio.gather(*(pool.generate([turn(sample, 0)]) for sample in range(4)))
+        homes = [pool.homes.of(turn(sample, 1)) for sample in range(4)]
+        assert sorted(homes, key=str) == ["0", "0", "1", "1"]
+        for number in (1, 2):
+            for sample in (3, 1, 0, 2):
+                await pool.generate([turn(sample, number)])
+        assert [pool.homes.of(turn(sample, 3)) for sample in range(4)] == homes
+        lost = next(handle for handle in pool.engines if handle.name == "1")
+        os.kill(await process_of(lost), signal.SIGKILL)
+        await until(lambda: [standing.name for standing in pool.standings()] == ["0"])
+        await asyncio.gather(*(pool.generate([turn(sample, 3)]) for sample in range(4)))
+        assert {pool.homes.of(turn(sample, 4)) for sample in range(4)} == {"0"}
+        # The torch engine keeps nothing from one request to the next.
+        assert pool.homes.take_counts()["rollout/recomputed_ratio"] > 0

@@ -52,7 +52,7 @@ def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[VLLMEngine]
         max_context=160,
         tells_experts=True,
         keep_cache=getattr(request, "param", False),
-        engine_args={"kv_cache_memory_bytes": 32 << 20},
+        engine_args={"kv_cache_memory_bytes": 32 << 20, "block_size": 32},
     )
     yield made
     made.close()
@@ -110,7 +110,9 @@ def test_every_token_has_the_experts_that_transformers_chooses(engine: VLLMEngin
     """Whether its keys and values were computed for it or cached; and of a request that was interrupted and goes on."""
     model = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     for name in ("fresh", "cached"):
-        check(model, requests_of(name), run(engine, requests_of(name)))
+        results = run(engine, requests_of(name))
+        check(model, requests_of(name), results)
+    assert sum(result.prefilled < len(PROMPTS[id.ordinal]) for id, result in results.items()) == 4
     engine.score([((*PROMPTS[2], 5), (6, 7, 8))], 1.0)  # what was cached for the one is told to the other
     check(model, requests_of("scored"), run(engine, requests_of("scored")))
     begun = requests_of("begun", tokens=30)

@@ -25,6 +25,7 @@ from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.pools.activity import Report
 from rljob_trainer.pools.engine_count import EngineCount
+from rljob_trainer.pools.homes import Homes
 from rljob_trainer.pools.pool import MadeAgain, RolloutPool
 from rljob_trainer.pools.size import engine_count, in_hand, max_concurrent, response_lengths
 from rljob_trainer.publish import colocated
@@ -222,6 +223,12 @@ def _starter(
     return start
 
 
+def _homes(spec: ResolvedSpec) -> Homes:
+    """vLLM computes what is running anew after an update, unless it is told to keep it."""
+    keeps = spec.rollout.engine != "vllm" or spec.pipeline.partial_rollout == "keepCache"
+    return Homes(recomputes=not keeps)
+
+
 async def _inside_ranks(
     job: ResolvedJob, model: ModelFolder, learner: RankedLearner, shelf: Shelf, waits: Waits, told: PoolTold
 ) -> Engines:
@@ -231,6 +238,7 @@ async def _inside_ranks(
         shelf=shelf,
         worked=told.worked,
         made_again=told.made_again,
+        homes=_homes(job.spec),
     )
     turns = _turns(job.spec, pool, learner, waits)
     if turns is not None:
@@ -293,6 +301,7 @@ async def start_pool(
         shelf=shelf,
         worked=told.worked,
         made_again=told.made_again,
+        homes=_homes(spec),
     )
     turns = None if learner is None else _turns(spec, pool, learner, waits)
     try:

@@ -84,6 +84,6 @@ class Parts:
             metrics["pipeline/dropped/length/mean"] = dropped.length
         if dropped.reward is not None:
             metrics["pipeline/dropped/reward/mean"] = dropped.reward
-        metrics |= self.rollout.take_counts() | self.rewards.take_counts()
+        metrics |= self.rollout.take_counts() | self.rewards.take_counts() | self.engines.pool.homes.take_counts()
         idle = self.engines.pool.activity.take_idle_ratio()
         return metrics if idle is None else metrics | {"pipeline/engine_idle_ratio": idle}

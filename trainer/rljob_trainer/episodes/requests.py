@@ -76,6 +76,8 @@ class GenerationResult:
     """From the first request to the response, waiting and interruptions included; the pool measures it."""
     receipt: Receipt | None = None
     """What whoever drives the engine says of the response."""
+    prefilled: int = 0
+    """Tokens of what the request came with whose keys and values the engine computed; the others it had."""
 
 
 Finished = Callable[[int, GenerationResult], None]

@@ -1,6 +1,7 @@
 """Requests between a queue and the engines: who gets which, what each has in hand, and what comes back.
 
-A group goes whole to one engine, since its siblings share a prompt. What an engine has in hand is known here, so that
+A group goes whole to one engine, since its siblings share a prompt, and what an episode asks later to the engine that
+has the keys and values of all before (``homes.py``). What an engine has in hand is known here, so that
 whatever becomes of the engine its requests can be made again elsewhere. Who the engines are is ``pool.py``'s part.
 """
 
@@ -20,6 +21,7 @@ from rljob_trainer.episodes.receipts import ReceiptError, check_answer
 from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult, continued
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.pools.activity import Activity, Report
+from rljob_trainer.pools.homes import Homes, goes_home
 from rljob_trainer.pools.members import Member, Members, Pending, Standing, pending_of
 from rljob_trainer.rollout.columns import Requests
 from rljob_trainer.rollout.engine_loop import EngineLoop
@@ -51,14 +53,18 @@ class Dispatch(ABC):
         max_outstanding: int = 512,
         shelf: Shelf | None = None,
         worked: Report | None = None,
+        homes: Homes | None = None,
     ) -> None:
         """``fixed_dispatch``: groups that come in together go to the engines in turn and all at once, so a repeated run
         is bitwise the same; else each goes to the engine with the fewest tokens ahead of it, if that one has fewer than
-        ``max_outstanding`` requests. On the ``shelf`` the arrays of finished and interrupted responses wait, if
-        given. ``worked`` is told when each engine had work, and under which version."""
+        ``max_outstanding`` requests. Either way what continues an episode goes to its home, as ``homes`` knows it. On
+        the ``shelf`` the arrays of finished and interrupted responses wait, if given. ``worked`` is told when each
+        engine had work, and under which version."""
         self.version = version
         """The policy version that new requests start under."""
         self.activity = Activity(worked)
+        self.homes = homes or Homes()
+        """Who has the keys and values of which episode."""
         self.finished_at = NEVER
         """When an engine that is not lent finished a request last, in the time of the event loop."""
         self._members = Members()
@@ -221,22 +227,35 @@ class Dispatch(ABC):
         placed: dict[str, tuple[Member, list[list[Pending]]]] = {}
         turn = 0
         while self._queue:
-            if self._fixed:
+            free = serving if self._fixed else [m for m in serving if len(m.pending) < self._max_outstanding]
+            if not free:
+                break
+            if (home := self._home(self._queue[0], free)) is not None:
+                member = home
+            elif self._fixed:
                 member = serving[turn % len(serving)]
                 turn += 1
             else:
-                free = [m for m in serving if len(m.pending) < self._max_outstanding]
-                if not free:
-                    break
                 member = min(free, key=lambda m: m.budget)
             group = [pending for pending in self._queue.popleft() if not self._is_over(pending)]
             for pending in group:
                 pending.placed()
+                self.homes.sent(pending.request, member.handle.name)
                 member.pending[pending.request.id] = pending
             placed.setdefault(member.handle.name, (member, []))[1].append(group)
         for member, _ in placed.values():
             self._follow(member)
         return list(placed.values())
+
+    def _home(self, group: list[Pending], free: Sequence[Member]) -> Member | None:
+        """The one of ``free`` that has what the group continues; None where no one has, or it has too much to do."""
+        names = {self.homes.of(pending.request) for pending in group}
+        home = next((member for member in free if names == {member.handle.name}), None)
+        if home is None or self._fixed:
+            return home
+        least = min(member.budget for member in free)
+        own = sum(pending.budget for pending in group)
+        return home if goes_home(home.budget, least, own) else None
 
     def _is_over(self, pending: Pending) -> bool:
         """Whether there is nothing more to do for a request that no engine has."""
@@ -298,6 +317,7 @@ class Dispatch(ABC):
             if pending is not None and not pending.done.done():
                 if not self._is_sound(pending, result):
                     continue
+                self.homes.answered(pending.request, result)
                 result.seconds = now - pending.since
                 if pending.is_cut and result.finish == "length":
                     result.finish = "deadline"  # it was left one token
@@ -334,6 +354,7 @@ class Dispatch(ABC):
         for partial in reversed(partials):
             pending = member.pending.pop(partial.id, None)
             if pending is not None and self._is_sound(pending, partial):
+                self.homes.answered(pending.request, partial)
                 if before_version is not None:
                     partial.tokens = partial.tokens.before(before_version)
                 # What it brought along is on the shelf already.

@@ -18,6 +18,7 @@ from rljob_trainer.episodes.requests import Finished, GenerationRequest, Generat
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.pools.activity import Report
 from rljob_trainer.pools.dispatch import CALL_SECONDS, Dispatch
+from rljob_trainer.pools.homes import Homes
 from rljob_trainer.pools.lent import Lent
 from rljob_trainer.pools.members import Member, pending_of
 from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
@@ -57,11 +58,17 @@ class RolloutPool(Dispatch):
         shelf: Shelf | None = None,
         worked: Report | None = None,
         made_again: MadeAgain | None = None,
+        homes: Homes | None = None,
     ) -> None:
         """``replace`` starts an engine for a lost one, and ``bring_up`` gives it weights. ``made_again`` is told of
         requests that are made again for want of their engine. The rest is ``Dispatch``'s."""
         super().__init__(
-            version=version, fixed_dispatch=fixed_dispatch, max_outstanding=max_outstanding, shelf=shelf, worked=worked
+            version=version,
+            fixed_dispatch=fixed_dispatch,
+            max_outstanding=max_outstanding,
+            shelf=shelf,
+            worked=worked,
+            homes=homes,
         )
         self._replace, self._bring_up, self._made_again = replace, bring_up, made_again
         self.published: Version | None = None

@@ -49,6 +49,7 @@ class Results(list[GenerationResult]):
             [result.finish for result in self],
             _columns([result.tokens for result in self]),
             [result.receipt for result in self],
+            [result.prefilled for result in self],
         )
 
 
@@ -80,9 +81,14 @@ def _requests(begun: Columns | None, *plain: Sequence[Any]) -> Requests:
 
 
 def _results(
-    ids: Sequence[EpisodeId], finishes: Sequence[FinishReason], columns: Columns, receipts: Sequence[Receipt | None]
+    ids: Sequence[EpisodeId],
+    finishes: Sequence[FinishReason],
+    columns: Columns,
+    receipts: Sequence[Receipt | None],
+    prefilled: Sequence[int],
 ) -> Results:
+    told = zip(ids, finishes, _parts(columns), receipts, prefilled, strict=True)
     return Results(
-        GenerationResult(id, tokens, finish, receipt=receipt)
-        for id, finish, tokens, receipt in zip(ids, finishes, _parts(columns), receipts, strict=True)
+        GenerationResult(id, tokens, finish, receipt=receipt, prefilled=computed)
+        for id, finish, tokens, receipt, computed in told
     )

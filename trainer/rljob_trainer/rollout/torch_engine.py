@@ -60,6 +60,8 @@ class _Running:
     """The engine's token clock minus its response tokens: both advance together."""
     segments: list[tuple[int, int]]
     """(first response token, version) for every version it was sampled under here."""
+    prefilled: int
+    """Tokens that it came with and that were computed for it."""
 
     @property
     def length_offset(self) -> int:
@@ -258,11 +260,13 @@ class TorchEngine:
         lengths = [len(prefix) for prefix, _ in families]
         cache.define(first, max(lengths))
         slots = rows_state.enter(members, rows, [lengths[index] for index in source])
-        for request, slot in zip(members, slots, strict=True):
+        # Siblings share what was computed for the first of them.
+        computed = [lengths[index] * (place == 0 or source[place - 1] != index) for place, index in enumerate(source)]
+        for request, slot, prefilled in zip(members, slots, computed, strict=True):
             # One token further than what came with the request: the one drawn below.
             started = self._clock - len(request.begun) - 1
             segments = [(len(request.begun), self._version)]
-            self._running.append(_Running(request, request.sampling.max_tokens, slot, started, segments))
+            self._running.append(_Running(request, request.sampling.max_tokens, slot, started, segments, prefilled))
         of_row = torch.tensor(source, device=self._device)
         hidden = self._decoder.prefill(
             scoring.pad([prefix for prefix, _ in families], self._device), cache, rows, of_row
@@ -337,7 +341,7 @@ class TorchEngine:
         made = Tokens.sampled(ids, log_probs, versions)
         # What it brought along keeps all that is known of it.
         tokens = Tokens.joined([begun, made[len(begun) :]]) if len(begun) else made
-        return GenerationResult(entry.request.id, tokens, reason)
+        return GenerationResult(entry.request.id, tokens, reason, prefilled=entry.prefilled)
 
     @torch.inference_mode()
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:

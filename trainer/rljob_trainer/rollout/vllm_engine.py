@@ -317,7 +317,8 @@ class VLLMEngine:
         else:
             begun, made = with_experts(request, made, self._experts(inner, completion, self._expert_layers))
         tokens = Tokens.joined([begun, made]) if len(begun) else made
-        return GenerationResult(request.id, tokens, reasons[completion.finish_reason])
+        prefilled = len(request.prefix) - (output.num_cached_tokens or 0) if len(completion.token_ids) else 0
+        return GenerationResult(request.id, tokens, reasons[completion.finish_reason], prefilled=prefilled)
 
     def _experts(self, inner: str, completion: Any, layers: list[int]) -> ByteArray:
         """``[tokens, layers, k]`` of a request's tokens that were computed, from the first one on."""

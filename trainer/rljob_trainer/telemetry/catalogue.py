@@ -375,6 +375,12 @@ def _pipeline() -> Iterator[Metric]:
         "turns that did not continue what the model had seen and said: history was rewritten",
         "sum",
     )
+    yield Metric(
+        "rollout/recomputed_ratio",
+        "",
+        "tokens of episodes whose keys and values engines computed again, over the tokens that were generated",
+    )
+    yield Metric("rollout/recomputed_ratio/forced", "", "the part of it that publications force")
     yield Metric("rollout/diverged_episodes", "episodes", "episodes that could not go on from their record", "sum")
     of_episodes = "of an environment's episodes"
     yield from _spread(
