@@ -126,7 +126,7 @@ def test_a_mixture_of_experts_learns_in_rows_of_two_ranks(runner: Runner) -> Non
     assert all(0 < record["age/max"] <= 4 for record in trained[1:])
     # Prompts and responses, all of them; and with no older weights than these the routers have learnt something else.
     assert all(record["moe/replayed"] == 1 for record in trained)
-    assert all(record["moe/rerouted"] < 0.3 for record in trained)
+    assert all(record["moe/rerouted"] < 0.5 for record in trained)
     assert any(record["moe/rerouted"] > 0 for record in trained)
 
 

@@ -20,8 +20,9 @@ from watched_step import Watched, spec_of
 from rljob_trainer.algorithms import LossCounts, Segments, aggregate
 from rljob_trainer.episodes.episode import Episode, Group, Leaf, Prompt, RewardResult
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
-from rljob_trainer.episodes.tokens import Tokens
+from rljob_trainer.episodes.tokens import ByteArray, Tokens
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.packing import check_batch, take
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.models.materialise import materialise
 from rljob_trainer.training.batch import layout
@@ -177,3 +178,43 @@ def test_without_branches_nothing_is_weighed() -> None:
     assert aggregate("seqMeanTokenMean", per_token, plain, mask, counts) == aggregate(
         "seqMeanTokenMean", per_token, whole, mask, counts
     )
+
+
+def test_every_token_of_a_batch_has_the_experts_of_the_pass_over_it() -> None:
+    """Two turns and what was told between them, a sibling of whose prompt nothing is known, and one without answer.
+
+    Each token's experts are its place in the sequence twice over, so that what stands elsewhere is seen."""
+
+    def experts(first: int, stop: int) -> ByteArray:
+        return np.stack([[[place, 100 + place]] * 3 for place in range(first, stop)]).astype(np.uint8)
+
+    def said(first: int, count: int) -> Tokens:
+        """The tokens at these places of a sequence, and what their engine tells of the passes before each."""
+        ids, ones = np.arange(first, first + count, dtype=np.int32), np.ones(count, np.int32)
+        seen = experts(0, first + count - 1)
+        return Tokens.sampled(
+            ids, -ones.astype(np.float32), ones, routed_experts=seen[first - 1 :], prompt_experts=seen[: first - 1]
+        )
+
+    prompt = (0, 1, 2, 3)
+    answer = said(4, 3)
+    turns = Leaf(prompt, answer).continued(Tokens.given([7, 8], 1, like=answer), said(9, 4), None)
+    bare = Leaf(prompt, replace(said(4, 2), prompt_experts=None))
+    silent = Leaf(prompt, said(4, 1)[:0])
+    leaves = [turns, bare, silent]
+    episodes = [
+        Episode(EpisodeId(TRAINING, 0, sample), (leaf,), "stop", reward=RewardResult(0.0))
+        for sample, leaf in enumerate(leaves)
+    ]
+    batch = layout([Group(Prompt(0, 0, 0, "train", "", prompt, None), episodes)]).sequences
+    assert batch.routed_experts is not None
+    nothing = np.zeros((1, 3, 2), np.uint8)
+    expected = [
+        experts(0, 12), nothing,  # thirteen tokens, of which the last was read by nobody
+        np.zeros((3, 3, 2), np.uint8), experts(3, 5), nothing,
+        experts(0, 3), nothing,
+    ]  # fmt: skip
+    np.testing.assert_array_equal(batch.routed_experts, np.concatenate(expected))
+    there = take(batch, np.array([2, 0]))
+    np.testing.assert_array_equal(there.routed_experts, np.concatenate([*expected[5:], *expected[:2]]))
+    check_batch(there)
