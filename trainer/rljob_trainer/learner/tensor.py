@@ -55,7 +55,7 @@ class TensorRanks:
         padded = sent.new_empty(rows, *sent.shape[1:])
         padded[: len(sent)] = sent
         received = padded.new_empty(self.size, *padded.shape)
-        dist.all_gather_into_tensor(received.view(-1, *padded.shape[1:]), padded, group=self.group)
+        dist.all_gather_single(received.view(-1, *padded.shape[1:]), padded, group=self.group)
         own = [(rank + 1) * length // self.size - rank * length // self.size for rank in range(self.size)]
         return torch.cat([received[rank, :count] for rank, count in enumerate(own)]).movedim(0, dimension).contiguous()
 

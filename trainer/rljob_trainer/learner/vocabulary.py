@@ -67,7 +67,7 @@ class VocabularyPart:
         if not told.shape[1]:
             return TokenFacts(told[0], told[0], told[0], told[0])
         everyones = told.new_empty(self.ranks.size, *told.shape)
-        dist.all_gather_into_tensor(everyones.view(-1, told.shape[1]), told.contiguous(), group=self.ranks.group)
+        dist.all_gather_single(everyones.view(-1, told.shape[1]), told.contiguous(), group=self.ranks.group)
         largest, total, along, squares, targets = everyones.double().unbind(1)
         top = largest.amax(0)
         gap = largest - top
