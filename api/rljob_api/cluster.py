@@ -9,6 +9,7 @@ ROLE_LABEL: Final = "rljob.dev/role"
 HEAD: Final = "head"
 ROLLOUT: Final = "rollout"
 TRAINER: Final = "trainer"
+REWARD_MODEL: Final = "reward-model"
 
 STORAGE_FOLDER: Final = "/mnt/rljob"
 """`pvc://claim/path` of the job file is this folder, then claim, then path, in all pods."""

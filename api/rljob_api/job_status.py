@@ -106,6 +106,7 @@ class ProgressStatus(StatusModel):
     eta: Instant | None = Field(default=None, description="When the run is expected to end.")
     engines_ready: Count | None = Field(default=None, description="Engines that serve or validate.")
     ranks_ready: Count | None = Field(default=None, description="Trainer ranks that answer.")
+    scorers_ready: Count | None = Field(default=None, description="Replicas of the reward models that score.")
 
     @classmethod
     def of(cls, driver: DriverStatus) -> ProgressStatus:
@@ -129,6 +130,7 @@ class ProgressStatus(StatusModel):
             eta=driver.eta.replace(microsecond=0) if driver.eta else None,
             engines_ready=driver.pools.rollout.ready,
             ranks_ready=driver.pools.trainer.ready,
+            scorers_ready=None if driver.pools.reward_model is None else driver.pools.reward_model.ready,
         )
 
 
@@ -153,7 +155,7 @@ class RLJobStatus(StatusModel):
         default=(), exclude_if=_nothing, description="The newest attempts."
     )
     ready: Annotated[str, Field(max_length=64)] = Field(
-        default="", exclude_if=_nothing, description="Ready replicas of those wanted, both pools together: `7/8`."
+        default="", exclude_if=_nothing, description="Ready replicas of those wanted, all pools together: `7/8`."
     )
     pools: Annotated[dict[Name, PoolStatus], Field(max_length=16)] = Field(
         default={}, exclude_if=_nothing, description="Pools by name."
@@ -165,7 +167,7 @@ class RLJobStatus(StatusModel):
     pause_time: Instant | None = Field(default=None, description="Since when it is suspended, or has lost its quota.")
     paused_seconds: Count = Field(default=0, exclude_if=_nothing, description="How long it was so before.")
     suspend_time: Instant | None = Field(default=None, description="Since when the job is wanted suspended.")
-    resize_time: Instant | None = Field(default=None, description="Since when the rollout pool is being made smaller.")
+    resize_time: Instant | None = Field(default=None, description="Since when a pool is being made smaller.")
     conditions: Annotated[Listed[Condition], Field(max_length=32), MapKeys(("type",))] = Field(
         default=(), description="Accepted, Admitted, ClusterReady, Running, Progressing, Resizing and others."
     )

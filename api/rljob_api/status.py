@@ -70,12 +70,12 @@ class CurrentWait(StatusModel):
 
 
 class ReplicaStatus(StatusModel):
-    """One rollout replica."""
+    """One replica of a pool: an engine, or one that scores."""
 
     name: Name = Field(description="Its name in logs and metrics.")
     pod: Name | None = Field(default=None, description="The pod it runs in.")
     state: EngineState = Field(description="starting, loading, serving, validating, paused, draining, drained or lost.")
-    version: Count | None = Field(default=None, description="Policy version that it serves.")
+    version: Count | None = Field(default=None, description="Policy version that an engine serves.")
     running: Count = Field(default=0, description="Requests it works on.")
     doing: Text = Field(default="", description="What it works on or waits for, in a few words.")
     safe_to_delete: bool = Field(default=False, description="Nothing is lost when its pod goes now.")
@@ -89,6 +89,15 @@ class RolloutStatus(StatusModel):
     engines: Annotated[Listed[ReplicaStatus], Field(max_length=4096)] = Field(default=(), description="Each engine.")
 
 
+class RewardModelStatus(StatusModel):
+    """The pool of reward models."""
+
+    desired: Count = Field(description="Replicas wanted.")
+    ready: Count = Field(description="Replicas that score.")
+    waiting: Count = Field(default=0, description="Samples that no replica has taken yet.")
+    replicas: Annotated[Listed[ReplicaStatus], Field(max_length=4096)] = Field(default=(), description="Each replica.")
+
+
 class TrainerStatus(StatusModel):
     """The trainer pool."""
 
@@ -97,10 +106,13 @@ class TrainerStatus(StatusModel):
 
 
 class Pools(StatusModel):
-    """Both pools. With placement colocated the engines live in the trainer's pods."""
+    """The job's pools. With placement colocated the engines live in the trainer's pods."""
 
     rollout: RolloutStatus = Field(description="The engines.")
     trainer: TrainerStatus = Field(description="The ranks.")
+    reward_model: RewardModelStatus | None = Field(
+        default=None, description="The reward models; None: the job has no pool for them."
+    )
 
 
 class Ages(StatusModel):
@@ -157,6 +169,9 @@ class Desired(SpecModel):
     generation: Count = Field(description="Generation of the RLJob that this is made from.")
     attempt: Annotated[int, Field(ge=1)] = Field(description="Attempt that is meant; another attempt's driver refuses.")
     rollout_replicas: Count | None = Field(default=None, description="Engines wanted; the surplus is drained.")
+    reward_model_replicas: Count | None = Field(
+        default=None, description="Replicas of the reward models wanted; the surplus is drained."
+    )
     suspend: bool = Field(default=False, description="Write a checkpoint, then end with kind suspended.")
     settings: LiveSettings = Field(
         default=LiveSettings(), description="All settings that may change live; none of them: they stay as they are."

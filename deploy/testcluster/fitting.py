@@ -17,6 +17,8 @@ VOLUME = "environment"
 """Name of the claim, and of the volume in the pods."""
 TRAINER_IMAGES = ("rljob/trainer:", "docker.io/rljob/trainer:")
 SECTIONS = ("head", "rollout", "trainer")
+OPTIONAL = ("rewardModel",)
+"""Sections whose pods are there where the job has them."""
 
 Document = dict[str, Any]
 
@@ -27,7 +29,7 @@ def fitted(documents: list[Document], checkout: Path) -> list[Document]:
     needs_claim = False
     for document in made:
         if document.get("kind") == "RLJob" and "image" not in document["spec"]:
-            for section in SECTIONS:
+            for section in (*SECTIONS, *(name for name in OPTIONAL if name in document["spec"])):
                 # Nothing is changed in place: in YAML one section may stand for all of them.
                 part = document["spec"].get(section, {})
                 document["spec"][section] = {**part, "pod": mounting(part.get("pod", {}), checkout)}

@@ -27,7 +27,7 @@ class Type(Enum):
     CLUSTER_READY = ("ClusterReady", "The head and enough pods of each pool are ready.")
     RUNNING = ("Running", "The driver runs. Its reason is what `kubectl get rlj` prints as the status.")
     PROGRESSING = ("Progressing", "The driver answers and training moves on.")
-    RESIZING = ("Resizing", "The rollout pool is on its way to another size.")
+    RESIZING = ("Resizing", "A pool is on its way to another size.")
     WEIGHTS_FRESH = ("WeightsFresh", "No sample in training is older than the job allows.")
     CHECKPOINT_AVAILABLE = ("CheckpointAvailable", "There is a checkpoint from which a retry goes on.")
     SUSPENDED = ("Suspended", "The job is suspended and its pods are freed.")
@@ -251,10 +251,10 @@ class Reason(Enum):
     )
     NOT_RUNNING = ("NotRunning", "No driver runs.", "Nothing.")
     # Resizing
-    AT_SIZE = ("AtSize", "The pool has the size that the job asks for.", "Nothing.")
-    ADDING = ("AddingEngines", "Pods are added to the rollout pool.", "Nothing; ClusterReady says what they wait for.")
-    DRAINING = ("Draining", "Engines finish or hand back their samples before their pods go.", "Nothing.")
-    REMOVING = ("RemovingEngines", "Drained pods are being removed.", "Nothing.")
+    AT_SIZE = ("AtSize", "The pools have the sizes that the job asks for.", "Nothing.")
+    ADDING = ("AddingReplicas", "Pods are added to a pool.", "Nothing; ClusterReady says what they wait for.")
+    DRAINING = ("Draining", "Replicas finish or hand back their samples before their pods go.", "Nothing.")
+    REMOVING = ("RemovingReplicas", "Drained pods are being removed.", "Nothing.")
     # WeightsFresh
     WITHIN_BOUND = ("WithinBound", "Every sample is within the job's bound of age.", "Nothing.")
     STALENESS_EXCEEDED = (

@@ -51,6 +51,7 @@ RAY_NODE_TYPE_LABEL: Final = "ray.io/node-type"
 HEAD_ROLE: Final = _cluster.HEAD
 ROLLOUT: Final = _cluster.ROLLOUT
 TRAINER: Final = _cluster.TRAINER
+REWARD_MODEL: Final = _cluster.REWARD_MODEL
 
 DASHBOARD_PORT: Final = 8265
 

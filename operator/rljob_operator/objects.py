@@ -145,8 +145,9 @@ def _without_live(value: Any, node: schema.Node) -> Any:
         field = node.fields.get(name)
         if field is None or field.change.when != "live":
             rest = item if field is None else _without_live(item, field)
-            # A section of live fields alone says as much as none.
-            if rest or not item:
+            # A section of live fields alone says as much as none, unless it is one that need not be there.
+            optional = field is not None and field.kind == "object" and not (field.required or field.has_default)
+            if rest or not item or optional:
                 kept[name] = rest
     return kept
 

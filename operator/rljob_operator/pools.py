@@ -28,6 +28,8 @@ class WorkerGroup:
     least: int
     """Replicas with which training can go on."""
     most: int
+    resizable: bool = False
+    """Whether the driver takes more replicas, and gives some back, while the job runs."""
     hosts: int = 1
     """Pods of one replica."""
 
@@ -40,13 +42,9 @@ class WorkerGroup:
         """KubeRay's, which only clamps what is asked for; the job's own bounds are kept by the API."""
         return 0 if self.resizable else self.replicas
 
-    @property
-    def resizable(self) -> bool:
-        return self.name == names.ROLLOUT
-
 
 def pools(job: ResolvedJob) -> list[WorkerGroup]:
-    """Rollout and trainer pool; with placement colocated the trainer's alone, which then carries the engines too."""
+    """The job's pools. With placement colocated the trainer's carries the engines too."""
     spec = job.spec
     trainer = WorkerGroup(
         role=Role(names.TRAINER, spec.trainer.pod, dict(spec.trainer.env), spec.trainer.gpus_per_replica),
@@ -54,13 +52,32 @@ def pools(job: ResolvedJob) -> list[WorkerGroup]:
         least=spec.trainer.replicas,
         most=spec.trainer.replicas,
     )
-    if spec.placement == "colocated":
-        return [trainer]
-    rollout = spec.rollout
+    return [*_engines(job), trainer, *_reward_models(job)]
+
+
+def _engines(job: ResolvedJob) -> list[WorkerGroup]:
+    rollout = job.spec.rollout
+    if job.spec.placement == "colocated":
+        return []
     engines = WorkerGroup(
         role=Role(names.ROLLOUT, rollout.pod, dict(rollout.env), rollout.gpus_per_replica),
         replicas=rollout.replicas,
         least=min(rollout.min_replicas, rollout.replicas),
         most=max(rollout.max_replicas, rollout.replicas),
+        resizable=True,
     )
-    return [engines, trainer]
+    return [engines]
+
+
+def _reward_models(job: ResolvedJob) -> list[WorkerGroup]:
+    pool = job.spec.reward_model
+    if pool is None:
+        return []
+    scorers = WorkerGroup(
+        role=Role(names.REWARD_MODEL, pool.pod, dict(pool.env), pool.gpus_per_replica),
+        replicas=pool.replicas,
+        least=1,
+        most=pool.replicas,
+        resizable=True,
+    )
+    return [scorers]

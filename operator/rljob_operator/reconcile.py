@@ -34,7 +34,7 @@ from rljob_operator.observed import ClusterView, Observed
 from rljob_operator.pools import pools
 from rljob_operator.queueing import NOT_SEEN
 from rljob_operator.readiness import Readiness, pool_status, readiness, unserved
-from rljob_operator.resizing import reshape, resize, restore
+from rljob_operator.resizing import reshape, resize, restore, tell
 from rljob_operator.settings import Settings
 
 ORPHAN = "orphan"
@@ -308,13 +308,15 @@ def _resize(draft: Draft, cluster: ClusterView) -> None:
     understood = answer if answer is not None and answer.generation >= draft.job.generation else None
     # Otherwise the job file speaks of the next incarnation.
     of_this = cluster.spec_hash == draft.job.fingerprint
+    standings = []
     for pool in pools(draft.resolved):
         if of_this and reshape(draft, cluster, pool):
             continue
         if pool.resizable:
-            resize(draft, cluster, pool, understood, running)
+            standings.append(resize(draft, cluster, pool, understood, running))
         elif of_this:
             restore(draft, cluster, pool)
+    tell(draft, [standing for standing in standings if standing is not None])
 
 
 def _suspend(draft: Draft, cluster: ClusterView | None) -> None:

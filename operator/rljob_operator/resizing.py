@@ -1,24 +1,54 @@
-"""Making the rollout pool bigger or smaller while the job runs, without losing a sample. Pure.
+"""Making pools bigger or smaller while the job runs, without losing a sample. Pure.
 
-Bigger: more pods at once; the driver takes the new engines when they are there. Smaller: the driver is told first,
+Bigger: more pods at once; the driver takes the new replicas when they are there. Smaller: the driver is told first,
 drains the surplus, and names the pods that may go; exactly those are removed. KubeRay would otherwise take any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
-from rljob_api.status import DriverStatus
+from rljob_api.status import DriverStatus, ReplicaStatus
 from rljob_operator.actions import ClearRemoved, ReshapeGroup, ResizeGroup
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
+from rljob_operator.names import ROLLOUT
 from rljob_operator.observed import ClusterView, GroupView, PodView
 from rljob_operator.pools import WorkerGroup
 
+_JOINED = "; "
+"""Between what is said of several pools."""
 
-def resize(draft: Draft, cluster: ClusterView, pool: WorkerGroup, driver: DriverStatus | None, running: bool) -> None:
-    """Brings one worker group to its size.
+
+@dataclass(frozen=True)
+class GroupStanding:
+    """How one pool stands to its size."""
+
+    reason: Reason
+    sentence: str = ""
+    """With the pool's name; empty at its size."""
+    shrinks: bool = False
+    """Whether more replicas are asked for than the pool shall have."""
+
+
+def tell(draft: Draft, pools: Sequence[GroupStanding]) -> None:
+    """Says how the pools stand to their sizes, in one condition: in the word of that which has most to do."""
+    order = (Reason.DRAINING, Reason.REMOVING, Reason.ADDING)
+    changing = sorted((pool for pool in pools if pool.reason in order), key=lambda pool: order.index(pool.reason))
+    if not any(pool.shrinks for pool in changing):
+        draft.set(resize_time=None)
+    if changing:
+        draft.say(Type.RESIZING, True, changing[0].reason, _JOINED.join(pool.sentence for pool in changing))
+    elif pools:
+        draft.say(Type.RESIZING, False, Reason.AT_SIZE)
+
+
+def resize(
+    draft: Draft, cluster: ClusterView, pool: WorkerGroup, driver: DriverStatus | None, running: bool
+) -> GroupStanding | None:
+    """Brings one worker group to its size, and returns how it stands; None where the cluster has no such group.
 
     Args:
         driver: the running driver's answer to the present generation, or None as long as it hasn't given one.
@@ -26,32 +56,34 @@ def resize(draft: Draft, cluster: ClusterView, pool: WorkerGroup, driver: Driver
     """
     group = cluster.group(pool.name)
     if group is None:
-        return
+        return None
     pods = [pod for pod in draft.observed.pods_of(cluster.name, pool.name) if not pod.ended]
     here = {pod.name for pod in pods}
     if group.removing and here.isdisjoint(group.removing):
         draft.do(ClearRemoved(cluster.name, group.index, group.name, group.replicas))
     if pool.replicas == group.asked:
-        draft.set(resize_time=None)
         if (group.least, group.most) != (pool.lower_bound, max(pool.most, pool.replicas)):
             draft.do(_sized(cluster, pool, group, pool.replicas, group.removing))
         alive = [pod for pod in pods if pod.deleting_since is None]
         surplus = len(alive) - pool.replicas * pool.hosts
         if surplus > 0:
-            draft.say(Type.RESIZING, True, Reason.REMOVING, f"{pool.name}: {surplus} pods to go")
             draft.wake_in(draft.settings.poll_seconds)
-        elif sum(pod.ready for pod in alive) < pool.replicas * pool.hosts and draft.status.has(
-            Type.RESIZING, Reason.ADDING
-        ):
-            draft.say(Type.RESIZING, True, Reason.ADDING, f"{pool.name}: on the way to {pool.replicas}")
-        else:
-            draft.say(Type.RESIZING, False, Reason.AT_SIZE)
-    elif pool.replicas > group.asked:
-        draft.set(resize_time=None)
+            return GroupStanding(Reason.REMOVING, f"{pool.name}: {surplus} pods to go")
+        if sum(pod.ready for pod in alive) < pool.replicas * pool.hosts and _was_adding(draft, pool):
+            return GroupStanding(Reason.ADDING, f"{pool.name}: on the way to {pool.replicas}")
+        return GroupStanding(Reason.AT_SIZE)
+    if pool.replicas > group.asked:
         draft.do(_sized(cluster, pool, group, pool.replicas))
-        draft.say(Type.RESIZING, True, Reason.ADDING, f"{pool.name}: from {group.asked} to {pool.replicas}")
-    else:
-        _shrink(draft, cluster, pool, group, pods, driver, running)
+        return GroupStanding(Reason.ADDING, f"{pool.name}: from {group.asked} to {pool.replicas}")
+    return _shrink(draft, cluster, pool, group, pods, driver, running)
+
+
+def _was_adding(draft: Draft, pool: WorkerGroup) -> bool:
+    """Whether the condition that stands says that pods of this pool are being added."""
+    said = draft.status.by_type.get(Type.RESIZING.title)
+    if said is None or said.reason != Reason.ADDING.title:
+        return False
+    return any(part.startswith(f"{pool.name}:") for part in said.message.split(_JOINED))
 
 
 def reshape(draft: Draft, cluster: ClusterView, pool: WorkerGroup) -> bool:
@@ -117,7 +149,7 @@ def _shrink(
     pods: Sequence[PodView],
     driver: DriverStatus | None,
     running: bool,
-) -> None:
+) -> GroupStanding:
     started = draft.status.resize_time or draft.now
     deadline = started + timedelta(seconds=draft.settings.drain_grace_seconds)
     draft.set(resize_time=started)
@@ -127,7 +159,7 @@ def _shrink(
         victims = _least_useful_first(replicas)[:surplus]
         leaving = surplus
     else:
-        victims = _drained(replicas, driver, pool.replicas)[:surplus]
+        victims = _drained(replicas, None if driver is None else _told_of(driver, pool), pool.replicas)[:surplus]
         # A replica without pods is nothing that could be drained. But pods that KubeRay has just made may not have been
         # seen yet, and fewer replicas without their names would let it take any: also of those that work.
         seen = draft.now >= started + timedelta(seconds=draft.settings.unseen_seconds)
@@ -137,15 +169,14 @@ def _shrink(
         names = tuple(sorted(pod.name for replica in victims for pod in replica))
         still_here = tuple(name for name in group.removing if name in {pod.name for pod in pods})
         draft.do(_sized(cluster, pool, group, group.asked - leaving, tuple(sorted({*still_here, *names}))))
-        draft.say(Type.RESIZING, True, Reason.REMOVING, f"{pool.name}: {leaving} of {surplus} surplus engines go")
-    else:
-        draft.say(
-            Type.RESIZING,
-            True,
-            Reason.DRAINING,
-            f"{pool.name}: {surplus} of {group.asked} engines hand back their samples",
+        standing = GroupStanding(
+            Reason.REMOVING, f"{pool.name}: {leaving} of {surplus} surplus replicas go", shrinks=True
         )
+    else:
+        sentence = f"{pool.name}: {surplus} of {group.asked} replicas hand back their samples"
+        standing = GroupStanding(Reason.DRAINING, sentence, shrinks=True)
     draft.wake_in(draft.settings.start_poll_seconds)
+    return standing
 
 
 Replica = tuple[PodView, ...]
@@ -171,14 +202,24 @@ def _least_useful_first(replicas: Sequence[Replica]) -> list[Replica]:
     )
 
 
-def _drained(replicas: Sequence[Replica], driver: DriverStatus | None, wanted: int) -> list[Replica]:
-    """Replicas whose removal loses nothing: the driver says so, or no engine ever ran there, or none ever will."""
-    if driver is None:
+def _told_of(driver: DriverStatus, pool: WorkerGroup) -> Sequence[ReplicaStatus]:
+    """What the driver says of the pool's replicas."""
+    if pool.name == ROLLOUT:
+        return driver.pools.rollout.engines
+    scorers = driver.pools.reward_model
+    return () if scorers is None else scorers.replicas
+
+
+def _drained(replicas: Sequence[Replica], told: Sequence[ReplicaStatus] | None, wanted: int) -> list[Replica]:
+    """Replicas whose removal loses nothing: the driver says so, or nothing ever ran there, or nothing ever will.
+
+    ``told``: what the driver says of them; None as long as it says nothing.
+    """
+    if told is None:
         return []
-    engines = driver.pools.rollout.engines
-    safe = {engine.pod for engine in engines if engine.pod and (engine.safe_to_delete or engine.state == "drained")}
-    known = {engine.pod for engine in engines if engine.pod}
-    # A driver that began with fewer engines than there are pods doesn't know the others.
+    safe = {replica.pod for replica in told if replica.pod and (replica.safe_to_delete or replica.state == "drained")}
+    known = {replica.pod for replica in told if replica.pod}
+    # A driver that began with fewer replicas than there are pods doesn't know the others.
     complete = len(known - safe) >= wanted
     unused = [r for r in replicas if not any(pod.name in known or (pod.ready and not complete) for pod in r)]
     drained = [r for r in replicas if r not in unused and any(pod.name in safe for pod in r)]

@@ -115,6 +115,12 @@ def test_defaults_are_those_of_the_models() -> None:
         ("spec", ".image", "oldSelf.suspend || has(self.image) == has(oldSelf.image)"),
         ("spec", ".trainer.microBatchTokens", "oldSelf.suspend || self.trainer.microBatchTokens =="),
         ("spec", ".stop", "oldSelf.suspend || has(self.stop) == has(oldSelf.stop)"),
+        ("spec", ".rewardModel", "oldSelf.suspend || has(self.rewardModel) == has(oldSelf.rewardModel)"),
+        (
+            "spec",
+            ".rewardModel.pod",
+            "oldSelf.suspend || !has(self.rewardModel) || !has(oldSelf.rewardModel) || self.rewardModel.pod ==",
+        ),
         ("spec.pipeline", ".mode", "self.mode == oldSelf.mode"),
         ("spec.checkpoint", ".uri", "has(self.uri) == has(oldSelf.uri) && (!has(self.uri) || self.uri == oldSelf.uri)"),
     ],
@@ -125,7 +131,9 @@ def test_what_may_not_change(at: str, field: str, expected: str) -> None:
     assert found["rule"].startswith(expected)
 
 
-@pytest.mark.parametrize("live", ["rollout.replicas", "pipeline.staleness", "pipeline.syncEvery", "suspend", "retry"])
+@pytest.mark.parametrize(
+    "live", ["rollout.replicas", "pipeline.staleness", "pipeline.syncEvery", "suspend", "retry", "rewardModel.replicas"]
+)
 def test_what_may_change_at_any_time(live: str) -> None:
     for _, node in parts(ROOT):
         for rule in node.get("x-kubernetes-validations", []):

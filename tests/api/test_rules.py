@@ -33,6 +33,7 @@ JUDGE = (
     "spec: {reward: {functions: [{type: judge, "
     "judge: {baseUrl: 'http://j/v1', model: m, template: '{response}', %s}}]}}"
 )
+POOLED = "spec: {reward: {functions: [{type: rewardModel, rewardModel: {%s}}]}, rewardModel: {%s}}"
 JUDGED = "spec: {reward: {functions: [{type: judge, judge: {baseUrl: 'http://j/v1', model: m, template: %s}}]}}"
 PPO = "preset: ppo"
 PARTS = "spec: {data: {train: {source: null, parts: [%s]}}}"
@@ -254,6 +255,18 @@ CASES: list[tuple[str, str, str, str]] = [
     ("reward_models_have_a_source",
      "spec: {reward: {functions: [{type: rewardModel, rewardModel: {source: a/b}}]}}",
      "spec: {reward: {functions: [{type: rewardModel}]}}", "spec.reward.functions[0].rewardModel"),
+    ("pools_of_reward_models_have_work", POOLED % ("source: a/b", "replicas: 2"), "spec: {rewardModel: {}}",
+     "spec.rewardModel"),
+    ("reward_models_in_a_pool_have_no_workers",
+     "spec: {reward: {functions: [{type: rewardModel, rewardModel: {source: a/b, workers: 2}}]}}",
+     POOLED % ("source: a/b, workers: 2", ""), "spec.reward.functions[0].rewardModel.workers"),
+    ("environment_leaves_ours_alone", POOLED % ("source: a/b", "env: {A: x}"),
+     POOLED % ("source: a/b", "env: {RAY_x: a}"), "spec.rewardModel.env.RAY_x"),
+    ("variables_are_set_in_one_place", "{}",
+     POOLED % ("source: a/b", "env: {A: x}, pod: {env: [{name: A, value: x}]}"),
+     "spec.rewardModel.pod.env[0].name"),
+    ("topology_needs_a_queue", POOLED % ("source: a/b", "pod: {labels: {a: b}}"),
+     POOLED % ("source: a/b", "pod: {topology: {mode: required, level: rack}}"), "spec.rewardModel.pod.topology"),
     ("reward_models_have_a_source", "{}",
      "spec: {reward: {functions: [{type: math, rewardModel: {source: a/b}}]}}",
      "spec.reward.functions[0].rewardModel"),

@@ -45,6 +45,15 @@ def test_what_a_job_mounts_itself_it_keeps_and_the_api_takes_it() -> None:
     RLJob.model_validate(fit)
 
 
+def test_a_pool_that_a_job_need_not_have_is_fitted_where_it_is() -> None:
+    (job,) = documents("quickstart.yaml")
+    _, fit = fitted([job], CHECKOUT)
+    assert "rewardModel" not in fit["spec"]
+    job["spec"]["rewardModel"] = {"replicas": 2}
+    _, fit = fitted([job], CHECKOUT)
+    assert fit["spec"]["rewardModel"] == {"replicas": 2, "pod": {"volumes": [CLAIM], "volumeMounts": [MOUNT]}}
+
+
 def test_a_job_with_an_image_of_its_own_stays_as_it_is() -> None:
     (job,) = documents("quickstart.yaml")
     job["spec"]["image"] = "registry.example.com/trainer:1"

@@ -173,9 +173,9 @@ class World:
         assert self.condition(job, "Succeeded")["status"] == "True", f"{failed['reason']}: {failed['message']}"
         return self.get("rlj", job)
 
-    def in_results(self, *command: str) -> str:
-        """Runs a command in a pod at the root of the results volume."""
-        return self.kubectl("exec", READER, "--", *command)
+    def in_results(self, *command: str, text: str | None = None) -> str:
+        """Runs a command in a pod at the root of the results volume, with a text on its standard input."""
+        return self.kubectl("exec", *(() if text is None else ("-i",)), READER, "--", *command, text=text)
 
     def job_document(self, name: str, **spec: Any) -> dict[str, Any]:
         """The quick start's job for this cluster, with small pods; `spec` replaces parts of sections."""

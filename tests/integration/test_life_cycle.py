@@ -110,6 +110,41 @@ async def test_scaling_up_adds_pods_to_a_running_job(world: World) -> None:
     await world.until_condition("growing", "Resizing", "False", "AtSize")
 
 
+async def test_a_pool_of_reward_models_grows_and_shrinks_beside_the_engines(world: World) -> None:
+    world.start_operator()
+    scored = {"functions": [{"type": "rewardModel", "rewardModel": {"source": "/models/scores"}}]}
+    play = Play(steps=None, drains=False)
+    await world.apply(job_document("scored", reward=scored, rewardModel={"replicas": 2}), play)
+    job = await world.until_condition("scored", "Running", "True", "Training")
+    await world.until("all pods", lambda: _counts(world, 2, 2))
+    job = await world.until_condition("scored", "ClusterReady", "True", "PoolsReady")
+    assert job["status"]["pools"]["reward-model"]["summary"] == "2/2"
+    _, row = world.plane.kubectl("get", "rlj", "scored", "-n", world.namespace, "-o", "wide").stdout.splitlines()
+    assert row.split()[7:10] == ["2/2", "1/1", "2/2"]
+    await world.patch("scored", {"rewardModel": {"replicas": 3}, "rollout": {"replicas": 3}})
+    await world.until("both have grown", lambda: _counts(world, 3, 3))
+    await world.until_condition("scored", "Resizing", "False", "AtSize")
+    await world.patch("scored", {"rewardModel": {"replicas": 1}})
+    await world.until_condition("scored", "Resizing", "True", "Draining")
+    assert await _counts(world, 3, 3)
+    play.drains = True
+    await world.until("two replicas have gone", lambda: _counts(world, 3, 1))
+    (driver,) = world.drivers("scored")
+    assert (driver.desired[-1].reward_model_replicas, driver.desired[-1].rollout_replicas) == (1, 3)
+    job = await world.until_condition("scored", "Resizing", "False", "AtSize")
+    assert job["status"]["pools"]["reward-model"]["replicas"] == 1
+    assert job["status"]["progress"]["scorersReady"] == 1
+    # What pods look like, and whether the pool is there at all, waits for a suspension.
+    for change in ({"rewardModel": None}, {"rewardModel": {"gpusPerReplica": 1}}):
+        with pytest.raises(ApiCallError, match="while the job is suspended only"):
+            await world.patch("scored", change)
+
+
+async def _counts(world: World, engines: int, scorers: int) -> bool:
+    groups = [pod["metadata"]["labels"].get("ray.io/group") for pod in await world.pods()]
+    return (groups.count("rollout"), groups.count("reward-model")) == (engines, scorers)
+
+
 async def test_a_lost_head_means_a_new_cluster_and_the_next_attempt(world: World) -> None:
     world.start_operator()
     await world.apply(job_document("headless"), Play(steps=None))

@@ -17,6 +17,7 @@ from rljob_api.status import (
     LastCheckpoint,
     Pools,
     ReplicaStatus,
+    RewardModelStatus,
     RolloutStatus,
     TrainerStatus,
 )
@@ -78,8 +79,10 @@ class Driver:
     desired: Desired | None = None
     replicas: int = 2
     """Engines that the job file asked for when it began."""
+    scorers: int = 0
+    """Replicas of the reward models that the job file asked for when it began."""
     used: set[str] = field(default_factory=set)
-    """Pods on which it ever started an engine."""
+    """Pods on which it ever started an engine or a reward model."""
     drained: set[str] = field(default_factory=set)
     end: End | None = None
     lines: tuple[str, ...] = ()
@@ -296,7 +299,10 @@ class World:
             return False
         if self.driver_on(action.cluster, action.attempt) is None:
             replicas = self.spec["rollout"]["replicas"]
-            self.drivers.append(Driver(action.attempt, head.uid, generation=action.generation, replicas=replicas))
+            scorers = self.spec["rewardModel"].get("replicas", 1) if "rewardModel" in self.spec else 0
+            self.drivers.append(
+                Driver(action.attempt, head.uid, generation=action.generation, replicas=replicas, scorers=scorers)
+            )
             self.submissions.append(action.attempt)
         return True
 
@@ -398,32 +404,46 @@ class World:
             wanted = driver.desired
             if wanted is not None and wanted.suspend:
                 self.end(driver, "suspended", 75)
-            elif wanted is not None and wanted.rollout_replicas is not None:
-                engines = self.engines(driver)
-                while len(engines) - len(driver.drained & set(engines)) > wanted.rollout_replicas:
-                    driver.drained.add(next(name for name in engines if name not in driver.drained))
+            elif wanted is not None:
+                self._drain(driver, self.engines(driver), wanted.rollout_replicas)
+                self._drain(driver, self.scorers(driver), wanted.reward_model_replicas)
+
+    def _drain(self, driver: Driver, pods: list[str], wanted: int | None) -> None:
+        while wanted is not None and len(pods) - len(driver.drained & set(pods)) > wanted:
+            driver.drained.add(next(name for name in pods if name not in driver.drained))
 
     def end(self, driver: Driver, kind: Any, code: int) -> None:
         driver.end = End(kind=kind, reason=f"ends with {code}", exit_code=code, time=self.now)
         driver.state, driver.exit_code = ("SUCCEEDED" if code == 0 else "FAILED"), code
 
     def engines(self, driver: Driver) -> list[str]:
+        """Pods on which it has engines."""
+        told = driver.desired.rollout_replicas if driver.desired is not None else None
+        return self._used(driver, "rollout", driver.replicas if told is None else told)
+
+    def scorers(self, driver: Driver) -> list[str]:
+        """Pods on which it has reward models."""
+        told = driver.desired.reward_model_replicas if driver.desired is not None else None
+        return self._used(driver, "reward-model", driver.scorers if told is None else told)
+
+    def _used(self, driver: Driver, group: str, wanted: int) -> list[str]:
         head = next((pod for pod in self.pods.values() if pod.uid == driver.head), None)
         if head is None:
             return []
-        found = (p for p in self.pods.values() if (p.cluster, p.group) == (head.cluster, "rollout") and p.ready)
+        found = (p for p in self.pods.values() if (p.cluster, p.group) == (head.cluster, group) and p.ready)
         ready = sorted(pod.name for pod in found)
-        told = driver.desired.rollout_replicas if driver.desired is not None else None
-        wanted = driver.replicas if told is None else told
         for name in ready:
             if len(driver.used & set(ready) - driver.drained) < wanted:
                 driver.used.add(name)
         return [name for name in ready if name in driver.used]
 
     def answer(self, driver: Driver) -> DriverStatus:
-        names = self.engines(driver)
-        engines = tuple(
-            ReplicaStatus(name=name, pod=name, state="serving", safe_to_delete=name in driver.drained) for name in names
+        engines, scorers = (
+            tuple(
+                ReplicaStatus(name=name, pod=name, state="serving", safe_to_delete=name in driver.drained)
+                for name in names
+            )
+            for names in (self.engines(driver), self.scorers(driver))
         )
         checkpoint = None
         if self.checkpoint_step is not None:
@@ -434,8 +454,11 @@ class World:
             time=self.now,
             step=driver.step,
             pools=Pools(
-                rollout=RolloutStatus(desired=len(names), ready=len(names), engines=engines),
+                rollout=RolloutStatus(desired=len(engines), ready=len(engines), engines=engines),
                 trainer=TrainerStatus(desired=1, ready=1),
+                reward_model=RewardModelStatus(desired=len(scorers), ready=len(scorers), replicas=scorers)
+                if "rewardModel" in self.spec
+                else None,
             ),
             checkpoint=checkpoint,
             end=driver.end,

@@ -21,9 +21,18 @@ class Lives(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(limit=st.integers(0, 3), replicas=st.integers(1, 3), suspended=st.booleans(), queued=st.booleans())
-    def create(self, limit: int, replicas: int, suspended: bool, queued: bool) -> None:
+    @initialize(
+        limit=st.integers(0, 3),
+        replicas=st.integers(1, 3),
+        scorers=st.integers(0, 3),
+        suspended=st.booleans(),
+        queued=st.booleans(),
+    )
+    def create(self, limit: int, replicas: int, scorers: int, suspended: bool, queued: bool) -> None:
         spec = job_spec(retry={"limit": limit, "backoffSeconds": 5}, rollout={"replicas": replicas})
+        if scorers:
+            spec["reward"] = {"functions": [{"type": "rewardModel", "rewardModel": {"source": "/models/scores"}}]}
+            spec["rewardModel"] = {"replicas": scorers}
         if suspended:
             spec["suspend"] = True
         if queued:
@@ -57,6 +66,11 @@ class Lives(RuleBasedStateMachine):
     @rule(replicas=st.integers(1, 6))
     def scale(self, replicas: int) -> None:
         self.world.edit(rollout={"replicas": replicas})
+
+    @precondition(lambda self: "rewardModel" in self.world.spec)
+    @rule(replicas=st.integers(1, 4))
+    def scale_reward_models(self, replicas: int) -> None:
+        self.world.edit(rewardModel={"replicas": replicas})
 
     @rule(value=st.booleans())
     def suspend(self, value: bool) -> None:

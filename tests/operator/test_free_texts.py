@@ -128,7 +128,8 @@ LAYERS: list[dict[str, Any]] = [
                 {"type": "rewardModel", "name": name, "rewardModel": {"source": source, "revision": MARK}}
                 for name, source in (("hub", MARK), ("volume", f"pvc://claim/{MARK}"))
             ]
-        }
+        },
+        "rewardModel": {"env": {"E": MARK}, "pod": POD},
     },
     {"rollout": {"environment": {"type": "tools", "tools": [{"type": "calculator", "description": MARK}]}}},
 ]

@@ -234,6 +234,74 @@ def test_growing_is_immediate_and_shrinking_waits_for_the_driver() -> None:
     assert all(not group.removing for cluster in world.clusters.values() for group in cluster.groups)
 
 
+SCORED = {"functions": [{"type": "rewardModel", "rewardModel": {"source": "/models/scores"}}]}
+
+
+def pods_of(world: World, group: str) -> set[str]:
+    return {name for name, pod in world.pods.items() if pod.group == group}
+
+
+def test_a_job_with_reward_models_begins_when_one_of_them_is_there() -> None:
+    world = World(spec=job_spec(reward=SCORED, rewardModel={"replicas": 3}))
+    world.quota = 1 + 2 + 1 + 1
+    world.settle(6)
+    assert (world.submissions, len(pods_of(world, "reward-model"))) == ([1], 1)
+    assert world.status.ready == "4/6"
+    assert world.status.pools["reward-model"].summary == "1/3"
+    assert world.reason("ClusterReady") == "PoolDegraded"
+    world.quota = None
+    world.settle(4)
+    assert world.status.ready == "6/6"
+    # Without any of them nothing can be scored.
+    world = World(spec=job_spec(reward=SCORED, rewardModel={}))
+    world.quota = 1 + 2 + 1
+    world.settle(6)
+    assert (world.submissions, world.reason("ClusterReady")) == ([], "WaitingForPods")
+
+
+def test_two_pools_are_resized_at_once_each_at_its_own_pace() -> None:
+    world = World(spec=job_spec(reward=SCORED, rewardModel={"replicas": 4}))
+    world.settle(10)
+    world.edit(rollout={"replicas": 1}, rewardModel={"replicas": 1})
+    world.settle(4, train=False)
+    assert (len(pods_of(world, "rollout")), len(pods_of(world, "reward-model"))) == (2, 4)
+    said = world.status.by_type["Resizing"]
+    assert (said.reason, said.message) == (
+        "Draining",
+        "rollout: 1 of 2 replicas hand back their samples; reward-model: 3 of 4 replicas hand back their samples",
+    )
+    began = world.status.resize_time
+    assert began is not None
+    # One pool is done, the other one isn't, and has had its time since it began.
+    (driver,) = world.running()
+    engines, scorers = sorted(pods_of(world, "rollout")), sorted(pods_of(world, "reward-model"))
+    driver.drained |= {*engines[:1], *scorers[:1]}
+    world.settle(4, train=False)
+    assert (len(pods_of(world, "rollout")), len(pods_of(world, "reward-model"))) == (1, 3)
+    assert world.status.by_type["Resizing"].message == "reward-model: 2 of 3 replicas hand back their samples"
+    assert world.status.resize_time == began
+    world.settle(8)
+    assert (world.reason("Resizing"), world.status.resize_time) == ("AtSize", None)
+    assert pods_of(world, "reward-model") == {scorers[3]}
+    assert sorted(world.removed) == sorted(driver.drained)
+    assert world.submissions == [1]
+    # One grows while the other one shrinks.
+    world.edit(rollout={"replicas": 3}, rewardModel={"replicas": 2})
+    world.settle(6)
+    assert (len(pods_of(world, "rollout")), len(pods_of(world, "reward-model"))) == (3, 2)
+    assert driver.desired is not None
+    assert (driver.desired.rollout_replicas, driver.desired.reward_model_replicas) == (3, 2)
+
+
+def test_reward_models_that_come_or_go_need_another_cluster() -> None:
+    with_pool, without = (
+        World(spec=job_spec(reward=SCORED, **pool)).observed().job.fingerprint
+        for pool in ({"rewardModel": {"replicas": 2}}, {})
+    )
+    other_size = World(spec=job_spec(reward=SCORED, rewardModel={"replicas": 3})).observed().job.fingerprint
+    assert with_pool == other_size != without
+
+
 def test_pods_on_which_a_new_driver_starts_no_engine_are_not_waited_for() -> None:
     world = running(retry={"limit": 3, "backoffSeconds": 0})
     world.end(world.running()[0], "failed", 75)

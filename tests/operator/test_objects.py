@@ -10,7 +10,7 @@ from simulation import SETTINGS, job_spec
 
 from rljob_api import JobInvalid, ResolvedJob, check, resolve
 from rljob_api.pod_template.located import Located
-from rljob_api.pod_template.of_job import pod_template
+from rljob_api.pod_template.of_job import cpus_of_ray, pod_template
 from rljob_operator import names, objects, quantities
 from rljob_operator.merging import merge
 from rljob_operator.render import rendered
@@ -54,6 +54,52 @@ def test_pools_become_groups_and_gpus_become_limits() -> None:
     assert (trainer["groupName"], trainer["replicas"], trainer["minReplicas"]) == ("trainer", 2, 2)
     limits = [group["template"]["spec"]["containers"][0]["resources"]["limits"] for group in (rollout, trainer)]
     assert limits == [{"nvidia.com/gpu": "2"}, {"nvidia.com/gpu": "4"}]
+
+
+def test_reward_models_have_a_group_of_their_own() -> None:
+    scored = {"functions": [{"type": "rewardModel", "rewardModel": {"source": "pvc://models/scores"}}]}
+    pod = {"nodeSelector": {"disk": "fast"}, "resources": {"requests": {"cpu": 4}}}
+    made = cluster(reward=scored, rewardModel={"replicas": 3, "gpusPerReplica": 1, "env": {"A": "b"}, "pod": pod})
+    rollout, trainer, scorers = made["spec"]["workerGroupSpecs"]  # type: ignore[index]
+    names_and_sizes = [(group["groupName"], group["replicas"], group["minReplicas"]) for group in (trainer, scorers)]
+    assert names_and_sizes == [("trainer", 1, 1), ("reward-model", 3, 0)]
+    assert scorers["labels"] == {"rljob.dev/role": "reward-model"}
+    template = scorers["template"]
+    assert template["metadata"]["labels"]["rljob.dev/role"] == "reward-model"
+    assert template["spec"]["nodeSelector"] == {"disk": "fast"}
+    (container,) = template["spec"]["containers"]
+    assert container["resources"] == {"requests": {"cpu": "4"}, "limits": {"nvidia.com/gpu": "1"}}
+    assert {"name": "A", "value": "b"} in container["env"]
+    # The model's volume is there, and everywhere.
+    assert "/mnt/rljob/models" in {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert "A" not in {item["name"] for item in rollout["template"]["spec"]["containers"][0]["env"]}
+    # The driver finds the pods' Ray nodes by the label, and asks for all CPUs that Ray counts in one.
+    spec = job(reward=scored, rewardModel={"pod": pod}).spec
+    assert spec.reward_model is not None
+    assert cpus_of_ray("spec.rewardModel.pod", spec.reward_model.pod, 0) == 4
+
+
+@pytest.mark.parametrize(
+    ("pod", "cpus"),
+    [
+        ({}, None),
+        ({"resources": {"requests": {"cpu": "500m"}}}, 1),
+        ({"resources": {"requests": {"cpu": 1}, "limits": {"cpu": "2500m", "memory": "1Gi"}}}, 3),
+        (
+            {
+                "resources": {"requests": {"cpu": 1}},
+                "template": {"spec": {"containers": [{"name": "ray", "resources": {"requests": {"cpu": "6"}}}]}},
+            },
+            6,
+        ),
+    ],
+)
+def test_cpus_are_counted_as_kuberay_does(pod: dict[str, object], cpus: int | None) -> None:
+    """By hand: the limit, else the request, rounded up."""
+    scored = {"functions": [{"type": "rewardModel", "rewardModel": {"source": "/models/scores"}}]}
+    pool = job(reward=scored, rewardModel={"pod": pod}).spec.reward_model
+    assert pool is not None
+    assert cpus_of_ray("spec.rewardModel.pod", pool.pod, pool.gpus_per_replica) == cpus
 
 
 def test_no_pod_runs_processes_of_rays_that_nobody_listens_to() -> None:

@@ -40,7 +40,9 @@ async def test_scores_through_the_processes(folder: Path) -> None:
 def scoring_process() -> psutil.Process:
     """The one of the model: those that ran other tests here may have children of their own."""
     (found,) = (
-        child for child in psutil.Process().children() if "rljob_trainer.rewards.reward_model.worker" in child.cmdline()
+        child
+        for child in psutil.Process().children()
+        if child.status() != psutil.STATUS_ZOMBIE and "rljob_trainer.rewards.reward_model.worker" in child.cmdline()
     )
     return found
 

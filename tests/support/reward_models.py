@@ -28,9 +28,17 @@ CHARACTERS = "abcdefghijklmnopqrstuvwxyz =:\n<|>"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 
 
-def made(folder: Path, *, labels: int = 1, template: str | None = None, padding: bool = True, seed: int = 0) -> Path:
+def made(
+    folder: Path,
+    *,
+    labels: int = 1,
+    template: str | None = None,
+    padding: bool = True,
+    seed: int = 0,
+    characters: str = CHARACTERS,
+) -> Path:
     """A small reward model with random weights, large enough that scores differ."""
-    tokenizer = character_tokenizer(CHARACTERS, 64)
+    tokenizer = character_tokenizer(characters, 64)
     tokenizer.chat_template = template
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -57,9 +65,9 @@ def transformers_own(folder: Path) -> PreTrainedModel:
     return AutoModelForSequenceClassification.from_pretrained(folder).eval()
 
 
-def alone(folder: Path, text: str, *, begins: bool = True) -> float:
+def alone(folder: Path, text: str, *, begins: bool = True, characters: str = CHARACTERS) -> float:
     """What transformers says of one text, unpadded; ``begins`` with the tokenizer's own first token."""
-    ids = torch.tensor([character_tokenizer(CHARACTERS, 64)(text, add_special_tokens=begins)["input_ids"]])
+    ids = torch.tensor([character_tokenizer(characters, 64)(text, add_special_tokens=begins)["input_ids"]])
     with torch.no_grad():
         return float(transformers_own(folder)(input_ids=ids).logits[0, 0])
 

@@ -31,7 +31,7 @@ _COLUMNS: tuple[tuple[str, str, str, int, str], ...] = (
     ("Status", "string", '.status.conditions[?(@.type=="Running")].reason', 0, "Where the job stands, in one word."),
     ("Step", "integer", ".status.progress.step", 0, "Steps done."),
     ("Reward", "number", ".status.progress.reward", 0, "Mean score of the last step."),
-    ("Ready", "string", ".status.ready", 0, "Ready replicas of those wanted, both pools together."),
+    ("Ready", "string", ".status.ready", 0, "Ready replicas of those wanted, all pools together."),
     (
         "Checkpoint",
         "string",
@@ -42,6 +42,7 @@ _COLUMNS: tuple[tuple[str, str, str, int, str], ...] = (
     ("Age", "date", ".metadata.creationTimestamp", 0, "Time since creation."),
     ("Rollout", "string", ".status.pools.rollout.summary", 1, "Ready rollout replicas of those wanted."),
     ("Trainer", "string", ".status.pools.trainer.summary", 1, "Ready trainer replicas of those wanted."),
+    ("Reward-Models", "string", ".status.pools.reward-model.summary", 1, "Ready replicas of the reward models."),
     ("Oldest-Age", "integer", ".status.progress.oldestAge", 1, "Largest age of samples last trained, in versions."),
     ("Attempt", "integer", ".status.attempt", 1, "Number of the newest attempt."),
     ("Algorithm", "string", ".spec.algorithm.preset", 1, "Preset of the job."),

@@ -21,12 +21,20 @@ def transitions() -> dict[Path, list[Schema]]:
     """The transition rules by place."""
     spec = root().fields["spec"]
     found: dict[Path, list[Schema]] = {("spec",): []}
+    # Sections that need not be there, parts of which are live: whether they are there is no live matter.
+    optional = [name for name, node in spec.fields.items() if _is_optional(node) and len(_all_classes(node)) > 1]
+    for name in optional:
+        assert spec.fields[name].change.when == "suspended", f"spec.{name} has to say when it may come and go"
+        there = f"oldSelf.suspend || has(self.{name}) == has(oldSelf.{name})"
+        found["spec",].append(_rule(there, SUSPENDED, (name,)))
     for path, node, when in _uniform(spec, ()):
         if when == "live":
             continue
         if when == "suspended":
             # spec.suspend is in reach from spec only.
             same = _same(".".join(path), node)
+            if path[0] in optional and len(path) > 1:
+                same = f"!has(self.{path[0]}) || !has(oldSelf.{path[0]}) || {same}"
             found[("spec",)].append(_rule(f"oldSelf.suspend || {same}", SUSPENDED, path))
         else:
             at: Path = ("spec", *path[:-1])
@@ -46,7 +54,7 @@ def immutable() -> list[Path]:
 def _uniform(parent: Node, path: Path) -> Iterator[tuple[Path, Node, ChangeClass]]:
     """The largest parts of the spec in which all fields have the same class."""
     for name, node in parent.fields.items():
-        classes = {node.change.when} | _classes(node)
+        classes = _all_classes(node)
         here = (*path, name)
         if len(classes) == 1:
             yield here, node, node.change.when
@@ -54,8 +62,13 @@ def _uniform(parent: Node, path: Path) -> Iterator[tuple[Path, Node, ChangeClass
             yield from _uniform(node, here)
 
 
-def _classes(node: Node) -> set[ChangeClass]:
-    return {kind for child in node.fields.values() for kind in ({child.change.when} | _classes(child))}
+def _all_classes(node: Node) -> set[ChangeClass]:
+    """Those of a part and of all that is in it."""
+    return {node.change.when}.union(*(_all_classes(child) for child in node.fields.values()))
+
+
+def _is_optional(node: Node) -> bool:
+    return node.kind == "object" and not node.required and not node.has_default
 
 
 def _same(field: str, node: Node) -> str:

@@ -5,11 +5,13 @@ Left out is what rljob itself brings and a job cannot touch: its volumes, variab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.cluster import CONTAINER_SECURITY, POD_SECURITY, TERMINATION_SECONDS
 from rljob_api.pod_template.located import Located, located, merged
+from rljob_api.pod_template.quantities import known
 from rljob_api.spec.pod import Pod
 
 CONTAINER = "ray"
@@ -34,6 +36,22 @@ def pod_template(path: str, pod: Pod, variables: Mapping[str, str], gpus: int, i
     metadata = {name: located(f"{path}.{name}", document.get(name, {})) for name in ("labels", "annotations")}
     own = {"metadata": Located(f"{template}.metadata", metadata), "spec": Located(f"{template}.spec", spec)}
     return merged(Located(template, own), located(template, pod.template))
+
+
+def cpus_of_ray(path: str, pod: Pod, gpus: int) -> int | None:
+    """The CPUs that KubeRay tells Ray of: the limit of the container that it runs in, or what that asks for, rounded
+    up. None: it says neither, and Ray counts those of the node."""
+    spec = pod_template(path, pod, {}, gpus, "any").get("spec")
+    containers = [] if spec is None else spec.items("containers")
+    resources = next((found.get("resources") for found in containers if found.text("name") == CONTAINER), None)
+    if resources is None:
+        return None
+    for kind in ("limits", "requests"):
+        amount = resources.entries(kind).get("cpu")
+        value = None if amount is None else known(amount.value)
+        if value is not None:
+            return math.ceil(value)
+    return None
 
 
 def _container(

@@ -45,7 +45,8 @@ FUNCTION: Path = (*REWARD, "functions", "[]")
 ALGORITHM: Path = ("spec", "algorithm")
 CORRECTION: Path = (*ALGORITHM, "rolloutCorrection")
 TRAINER: Path = ("spec", "trainer")
-PODS: tuple[Path, ...] = (("spec", "rollout", "pod"), ("spec", "trainer", "pod"), ("spec", "head", "pod"))
+POOLS = ("rollout", "trainer", "rewardModel")
+PODS: tuple[Path, ...] = tuple(("spec", role, "pod") for role in (*POOLS, "head"))
 
 COMPARING = [name for name, method in ESTIMATORS.items() if method.compares_samples]
 WITH_CRITIC = [name for name, method in ESTIMATORS.items() if method.needs_critic]
@@ -68,6 +69,14 @@ def in_force(field: str) -> str:
     assert node is not None, field
     assert node.fallback is not None, f"{field} has no one fallback"
     return given(field, str(node.fallback))
+
+
+def is_absent(section: str) -> str:
+    """The beginning of what is said of a section of spec, to which "or" is added: that it is not there. Empty for one
+    that always is."""
+    node = find(["spec", section])
+    assert node is not None, section
+    return "" if node.required or node.has_default else f"!has(self.{section}) || "
 
 
 def exactly_one(*fields: str) -> str:

@@ -32,9 +32,8 @@ def pods_pass_a_dry_run(job: Job) -> Iterator[Violation]:
     spec = job.spec
     said = {violation.path for other in _SAID_ALREADY for violation in other(job)}
     beside: Mapping[str, tuple[Mapping[str, str], int]] = {
-        "spec.rollout.pod": (spec.rollout.env, spec.rollout.gpus_per_replica),
-        "spec.trainer.pod": (spec.trainer.env, spec.trainer.gpus_per_replica),
         "spec.head.pod": ({}, 0),
+        **{f"{path}.pod": (pool.env, pool.gpus_per_replica) for path, pool in job.pools},
     }
     for path, pod in job.pods:
         unused = path == "spec.rollout.pod" and job.resolved.placement == "colocated"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rljob_api.pod_template.paths import LEAVES, descending
 from rljob_api.rules import cel
-from rljob_api.rules.cel import PODS, SPEC, Cel, text
+from rljob_api.rules.cel import PODS, SPEC, Cel, is_absent, text
 from rljob_api.rules.registry import Job, exactly_one, rule
 from rljob_api.violations import Violation
 
@@ -169,7 +169,7 @@ def is_reserved(name: str) -> bool:
     cel=[
         Cel(
             SPEC,
-            f"has(self.queueName) || !has(self.{'.'.join(pod[1:])}.topology)",
+            f"has(self.queueName) || {is_absent(pod[1])}!has(self.{'.'.join(pod[1:])}.topology)",
             "is Kueue's, but the job has no queue; set spec.queueName, or use affinity",
             f".{'.'.join(pod[1:])}.topology",
         )
@@ -200,7 +200,7 @@ def labels_of_kueue_are_understood(job: Job) -> Iterator[Violation]:
             yield Violation(path, f"names the queue {value}, but {said}", f"set spec.queueName: {value}, or remove it")
     for name in job.metadata.annotations:
         if name.startswith(OF_KUEUE):
-            elastic = f"{name} is set on the cluster where the job can be resized (placement: separate)"
+            elastic = f"{name} is set on the cluster where the job can be resized (placement: separate, or rewardModel)"
             yield Violation(
                 f"metadata.annotations[{name}]",
                 "is not passed on to the job's cluster",

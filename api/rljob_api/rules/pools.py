@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rljob_api.engine_args import ENGINE_ARGS, SET_BY_RLJOB
 from rljob_api.problems import did_you_mean
 from rljob_api.rules import cel
-from rljob_api.rules.cel import PODS, SPEC, TRAINER, Cel, one_of
+from rljob_api.rules.cel import PODS, POOLS, SPEC, TRAINER, Cel, one_of
 from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
 
@@ -235,7 +235,7 @@ def _free_name(name: str) -> str:
                 "a variable is set by rljob or Ray themselves; remove it",
                 ".env",
             )
-            for pool in ("rollout", "trainer")
+            for pool in POOLS
         ),
         *(
             Cel((*pod, "env", "[]"), _free_name("self.name"), "is set by rljob or Ray themselves; remove it", ".name")
@@ -244,9 +244,7 @@ def _free_name(name: str) -> str:
     ]
 )
 def environment_leaves_ours_alone(job: Job) -> Iterator[Violation]:
-    spec = job.spec
-    names = [(f"spec.rollout.env.{name}", name) for name in spec.rollout.env]
-    names += [(f"spec.trainer.env.{name}", name) for name in spec.trainer.env]
+    names = [(f"{path}.env.{name}", name) for path, pool in job.pools for name in pool.env]
     for path, pod in job.pods:
         names += [(f"{path}.env[{index}].name", entry.name) for index, entry in enumerate(pod.env)]
     for path, name in names:
@@ -267,13 +265,11 @@ def reserved_variable(path: str, name: str) -> Iterator[Violation]:
             f"a variable is set in spec.{pool}.env too; keep one of them",
             ".pod.env",
         )
-        for pool in ("rollout", "trainer")
+        for pool in POOLS
     ]
 )
 def variables_are_set_in_one_place(job: Job) -> Iterator[Violation]:
-    for pool, settings in (("rollout", job.spec.rollout), ("trainer", job.spec.trainer)):
-        for index, entry in enumerate(settings.pod.env):
-            if entry.name in settings.env:
-                yield Violation(
-                    f"spec.{pool}.pod.env[{index}].name", f"is set in spec.{pool}.env too", "keep one of them"
-                )
+    for path, pool in job.pools:
+        for index, entry in enumerate(pool.pod.env):
+            if entry.name in pool.env:
+                yield Violation(f"{path}.pod.env[{index}].name", f"is set in {path}.env too", "keep one of them")

@@ -16,6 +16,7 @@ from rljob_api.rules.cel import Cel
 from rljob_api.spec.data import TrainPart
 from rljob_api.spec.job import Metadata, RLJob, Spec
 from rljob_api.spec.pod import Pod
+from rljob_api.spec.pools import RewardModelPool, RolloutSpec, TrainerSpec
 from rljob_api.violations import Violation
 
 
@@ -58,11 +59,14 @@ class Job:
     def pods(self) -> list[tuple[str, Pod]]:
         """Pod settings of the pools and the head, with their paths."""
         spec = self.spec
-        return [
-            ("spec.rollout.pod", spec.rollout.pod),
-            ("spec.trainer.pod", spec.trainer.pod),
-            ("spec.head.pod", spec.head.pod),
-        ]
+        return [*((f"{path}.pod", pool.pod) for path, pool in self.pools), ("spec.head.pod", spec.head.pod)]
+
+    @property
+    def pools(self) -> list[tuple[str, RolloutSpec | TrainerSpec | RewardModelPool]]:
+        """The settings of the pools, with their paths."""
+        spec = self.spec
+        own = [] if spec.reward_model is None else [("spec.rewardModel", spec.reward_model)]
+        return [("spec.rollout", spec.rollout), ("spec.trainer", spec.trainer), *own]
 
     @property
     def train_parts(self) -> list[tuple[str, TrainPart]]:

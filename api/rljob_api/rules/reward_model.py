@@ -1,10 +1,10 @@
-"""Rules about spec.reward.functions[].rewardModel."""
+"""Rules about spec.reward.functions[].rewardModel and spec.rewardModel, the pool that computes it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rljob_api.rules.cel import FUNCTION, Cel
+from rljob_api.rules.cel import FUNCTION, SPEC, Cel
 from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
 
@@ -34,4 +34,39 @@ def reward_models_have_no_params(job: Job) -> Iterator[Violation]:
                 f"spec.reward.functions[{index}].params",
                 "has no meaning for type rewardModel",
                 "write its settings below rewardModel",
+            )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.rewardModel) || self.reward.functions.exists(f, f.type == 'rewardModel')",
+        "no function of reward.functions has type rewardModel; remove the pool, or add one",
+        ".rewardModel",
+    )
+)
+def pools_of_reward_models_have_work(job: Job) -> Iterator[Violation]:
+    if job.spec.reward_model is not None and not any(f.type == "rewardModel" for f in job.spec.reward.functions):
+        yield Violation(
+            "spec.rewardModel", "no function of reward.functions has type rewardModel", "remove the pool, or add one"
+        )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.rewardModel) || self.reward.functions.all(f, !has(f.rewardModel) || f.rewardModel.workers == 1)",
+        "a reward model has workers, which are beside the driver, but spec.rewardModel is a pool for it; remove them",
+        ".reward.functions",
+    )
+)
+def reward_models_in_a_pool_have_no_workers(job: Job) -> Iterator[Violation]:
+    if job.spec.reward_model is None:
+        return
+    for index, function in enumerate(job.spec.reward.functions):
+        if function.reward_model is not None and function.reward_model.workers != 1:
+            yield Violation(
+                f"spec.reward.functions[{index}].rewardModel.workers",
+                "are processes beside the driver, but spec.rewardModel is a pool for it",
+                "remove it, and set spec.rewardModel.replicas",
             )

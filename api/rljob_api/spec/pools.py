@@ -1,4 +1,4 @@
-"""spec.rollout, spec.trainer and spec.weights: the two pools and the way of the weights between them."""
+"""spec.rollout, spec.trainer, spec.rewardModel and spec.weights: the pools and the way of the weights between them."""
 
 from __future__ import annotations
 
@@ -157,6 +157,19 @@ class TrainerSpec(SpecModel):
         description="Tokens whose logits exist at once. Default: for the cache (CPU); 1 GiB at most, a 64th of a GPU.",
     )
     env: Annotated[EnvMap, SUSPENDED] = Field(default={}, description="Environment variables of the ranks.")
+    pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")
+
+
+class RewardModelPool(SpecModel):
+    """The pool that computes the reward models of reward.functions: each replica has all of them."""
+
+    replicas: Annotated[int, LIVE] = Field(
+        default=1, ge=1, le=4096, description="Number of replicas; training goes on while one is there."
+    )
+    gpus_per_replica: Annotated[int, SUSPENDED] = Field(
+        default=0, ge=0, le=1, description="GPUs of one replica. 0: on the CPUs of its pod, one thread for each."
+    )
+    env: Annotated[EnvMap, SUSPENDED] = Field(default={}, description="Environment variables of the replicas.")
     pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")
 
 

@@ -10,7 +10,7 @@ from rljob_api.spec.base import Location, ShortText, SpecModel
 
 
 class RewardModelSpec(SpecModel):
-    """A Hugging Face sequence classification with one label, which is computed on CPUs beside the driver."""
+    """A Hugging Face sequence classification with one label. spec.rewardModel says where it is computed."""
 
     source: Location = Field(description="Path, hub id or pvc://claim/path.")
     revision: ShortText | None = Field(default=None, description="Branch, tag or commit of a hub id.")
@@ -26,4 +26,9 @@ class RewardModelSpec(SpecModel):
         description="Longest prompt and response together, in its tokens; a longer one has no score (onError). "
         "Default: its context.",
     )
-    workers: int = Field(default=1, ge=1, le=64, description="Processes, each with one thread and the whole model.")
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Without spec.rewardModel: processes beside the driver, each with one thread and the whole model.",
+    )

@@ -26,6 +26,7 @@ from rljob_api.status import (
     LastCheckpoint,
     Pools,
     ReplicaStatus,
+    RewardModelStatus,
     RolloutStatus,
     Scores,
     TrainerStatus,
@@ -69,8 +70,10 @@ class Driver:
     replicas: int = 0
     """Engines that the job file asked for when it began."""
     desired: list[Desired] = field(default_factory=list)
+    scorers: int = 0
+    """Replicas of the reward models that the job file asked for when it began."""
     used: set[str] = field(default_factory=set)
-    """Pods on which it ever started an engine."""
+    """Pods on which it ever started an engine or a reward model."""
     drained: set[str] = field(default_factory=set)
     end: End | None = None
 
@@ -157,7 +160,8 @@ class FakeHeads:
         if path == "api/jobs/" and request.method == "POST":
             file = await asyncio.to_thread(self._job_file, head["metadata"]["namespace"], job)
             replicas = file["spec"]["rollout"]["replicas"]
-            return self._submit(await request.json(), job, head["metadata"]["uid"], replicas, drivers)
+            scorers = file["spec"]["rewardModel"].get("replicas", 1) if "rewardModel" in file["spec"] else 0
+            return self._submit(await request.json(), job, head["metadata"]["uid"], (replicas, scorers), drivers)
         if path.startswith("api/v0/"):
             count = play.leftovers if "actors" in path else 0
             found = [{"class_name": "Engine", "state": "ALIVE"}] * count
@@ -182,7 +186,9 @@ class FakeHeads:
         file: Object = json.loads(found["data"][names.JOB_FILE])
         return file
 
-    def _submit(self, body: Object, job: str, head: str, replicas: int, drivers: dict[str, Driver]) -> web.Response:
+    def _submit(
+        self, body: Object, job: str, head: str, sizes: tuple[int, int], drivers: dict[str, Driver]
+    ) -> web.Response:
         submission = body["submission_id"]
         if submission in drivers:
             self.duplicates += 1
@@ -195,7 +201,8 @@ class FakeHeads:
             attempt=int(words[words.index("--attempt") + 1]),
             generation=int(words[words.index("--generation") + 1]),
             head=head,
-            replicas=replicas,
+            replicas=sizes[0],
+            scorers=sizes[1],
         )
         drivers[submission] = driver
         self.drivers.setdefault(job, []).append(driver)
@@ -236,29 +243,9 @@ class FakeHeads:
         driver.state = "SUCCEEDED" if code == 0 else "FAILED"
 
     def _status(self, driver: Driver, play: Play, head: Object) -> DriverStatus:
-        metadata = head["metadata"]
-        ours = {"ray.io/cluster": metadata["labels"]["ray.io/cluster"], "ray.io/group": "rollout"}.items()
-        pods = [pod for pod in self._pods.objects(metadata["namespace"]) if ours <= pod["metadata"]["labels"].items()]
-        there = sorted(pod["metadata"]["name"] for pod in pods)
-        told = driver.desired[-1].rollout_replicas if driver.desired else None
-        wanted = driver.replicas if told is None else told
-        for name in there:
-            if len(driver.used & set(there) - driver.drained) < wanted:
-                driver.used.add(name)
-        mine = [name for name in there if name in driver.used]
-        if play.drains:
-            # Which ones is the driver's choice; the first by name here, which KubeRay wouldn't take by itself.
-            while len(mine) - len(driver.drained & set(mine)) > wanted:
-                driver.drained.add(next(name for name in mine if name not in driver.drained))
-        engines = tuple(
-            ReplicaStatus(
-                name=f"engine {index}",
-                pod=name,
-                state="drained" if name in driver.drained else "serving",
-                safe_to_delete=name in driver.drained,
-            )
-            for index, name in enumerate(mine)
-        )
+        told = driver.desired[-1] if driver.desired else None
+        engines = self._pool(driver, play, head, "rollout", driver.replicas, told and told.rollout_replicas)
+        scorers = self._pool(driver, play, head, "reward-model", driver.scorers, told and told.reward_model_replicas)
         checkpoint = None
         if play.checkpoints:
             checkpoint = LastCheckpoint(uri="/state", step=driver.step, time=datetime.now(UTC))
@@ -270,12 +257,42 @@ class FakeHeads:
             version=driver.step,
             total_steps=play.steps,
             pools=Pools(
-                rollout=RolloutStatus(desired=wanted, ready=len(mine), engines=engines),
+                rollout=RolloutStatus(desired=len(engines), ready=len(engines), engines=engines),
                 trainer=TrainerStatus(desired=1, ready=1),
+                reward_model=RewardModelStatus(desired=len(scorers), ready=len(scorers), replicas=scorers)
+                if driver.scorers
+                else None,
             ),
             ages=Ages(mean=0.5, max=1, bound=1),
             rewards=Scores(mean=0.25 * driver.step),
             checkpoint=checkpoint,
             unsaved=play.unsaved,
             end=driver.end,
+        )
+
+    def _pool(
+        self, driver: Driver, play: Play, head: Object, group: str, begun: int, told: int | None
+    ) -> tuple[ReplicaStatus, ...]:
+        """What the driver has on the pods of a group: as many as it began with, or was told to have."""
+        metadata = head["metadata"]
+        ours = {"ray.io/cluster": metadata["labels"]["ray.io/cluster"], "ray.io/group": group}.items()
+        pods = [pod for pod in self._pods.objects(metadata["namespace"]) if ours <= pod["metadata"]["labels"].items()]
+        there = sorted(pod["metadata"]["name"] for pod in pods)
+        wanted = begun if told is None else told
+        for name in there:
+            if len(driver.used & set(there) - driver.drained) < wanted:
+                driver.used.add(name)
+        mine = [name for name in there if name in driver.used]
+        if play.drains:
+            # Which ones is the driver's choice; the first by name here, which KubeRay wouldn't take by itself.
+            while len(mine) - len(driver.drained & set(mine)) > wanted:
+                driver.drained.add(next(name for name in mine if name not in driver.drained))
+        return tuple(
+            ReplicaStatus(
+                name=f"engine {index}",
+                pod=name,
+                state="drained" if name in driver.drained else "serving",
+                safe_to_delete=name in driver.drained,
+            )
+            for index, name in enumerate(mine)
         )

@@ -36,20 +36,27 @@ metadata: {name: tiny}
 spec:
   model: {source: org/model}
   data: {train: {source: train.jsonl}, prompt: question, answer: answer}
-  reward: {functions: [{type: gsm8k}]}
   algorithm: {preset: grpo}
   trainer: {replicas: 2}
   placement: separate
 """
-ASYNC = "  batch: {miniBatchGroups: 2}\n  pipeline: {mode: fullyAsync, syncEvery: 2}\n"
+SYNC = "  reward: {functions: [{type: gsm8k}]}\n"
+ASYNC = """\
+  batch: {miniBatchGroups: 2}
+  pipeline: {mode: fullyAsync, syncEvery: 2}
+  reward: {functions: [{type: rewardModel, rewardModel: {source: scores}}]}
+  rewardModel: {replicas: 1}
+"""
 
 
 def spec(mode: str = "fullyAsync") -> ResolvedSpec:
-    (job,) = load_jobs(JOB + (ASYNC if mode == "fullyAsync" else ""))
+    (job,) = load_jobs(JOB + (ASYNC if mode == "fullyAsync" else SYNC))
     return resolve(job).spec
 
 
 class Engines:
+    """Those, or reward models."""
+
     wanted = 1
 
     def want(self, count: int) -> None:
@@ -63,7 +70,9 @@ class Driver:
         self.stop = StopRequest()
         self.steering = Steering(spec(mode), self.stop, attempt=3, generation=1)
         self.engines = Engines()
-        self.steering.steers(Schedule(schedule_settings(spec())), self.engines)  # type: ignore[arg-type]
+        self.scorers = Engines()
+        schedule = Schedule(schedule_settings(spec()))
+        self.steering.steers(schedule, self.engines, self.scorers)  # type: ignore[arg-type]
 
     def status(self) -> DriverStatus:
         return DriverStatus(
@@ -108,12 +117,12 @@ async def test_a_command_is_fulfilled_echoed_and_may_be_repeated() -> None:
     settings = LiveSettings(max_age=3, fraction=0.5, sync_every=3)
     async with driver.client() as session:
         for _ in range(3):
-            code, answer = await tell(session, rollout_replicas=5, settings=settings)
+            code, answer = await tell(session, rollout_replicas=5, reward_model_replicas=4, settings=settings)
             assert code == 200, answer
             assert json.loads(answer)["generation"] == 2
     schedule = driver.steering.schedule
     assert schedule is not None
-    assert driver.engines.wanted == 5
+    assert (driver.engines.wanted, driver.scorers.wanted) == (5, 4)
     assert (schedule.settings.max_age, schedule.settings.fraction) == (3, 0.5)
     assert schedule.settings.groups_per_version == 4, "G changes at a publication"
     schedule.published()
@@ -175,6 +184,8 @@ async def test_what_is_not_for_this_attempt_is_refused() -> None:
     ("mode", "desired", "why"),
     [
         ("fullyAsync", {"rollout_replicas": 0}, "0 engines would wait for ever"),
+        ("fullyAsync", {"reward_model_replicas": 0}, "samples would wait for ever"),
+        ("sync", {"reward_model_replicas": 2}, "this job has no pool for reward models"),
         ("sync", {"settings": LiveSettings(max_age=2)}, "with pipeline.mode sync there is nothing to change live"),
     ],
 )

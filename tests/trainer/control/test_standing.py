@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from tiny_job import copy_job
 
 from rljob_api import load_jobs, resolve
+from rljob_trainer.commands.status import lines
 from rljob_trainer.control.standing import RunStanding
 from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.run import RunOptions
@@ -21,10 +23,13 @@ from rljob_trainer.episodes.group import Scoring
 from rljob_trainer.episodes.requests import GenerationResult, SamplingSettings
 from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.pools.members import Standing
+from rljob_trainer.rewards.reward_model.scorers import ScorerStanding
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.validation.validator import HeldOut, Validator
 from rljob_trainer.waits import Waits
+
+SCORED = {"functions": [{"type": "rewardModel", "rewardModel": {"source": "scores"}}]}
 
 
 def engine(name: str, running: int = 0, seconds: float = 0.0, state: Any = "serving") -> Standing:
@@ -128,3 +133,48 @@ def test_a_run_that_a_signal_has_ended_was_interrupted_and_says_how_it_goes_on()
     assert standing.status().doing == said
     assert replace(options, resume="never").onwards == "the same command without --resume continues the run"
     assert replace(options, keeps_state=False).onwards == ""
+
+
+def test_the_pool_of_reward_models_is_told_in_status_and_metrics() -> None:
+    gone = SimpleNamespace(name="1", pod="pod-b")
+    scorers: Any = SimpleNamespace(
+        wanted=3,
+        waiting=7,
+        drained=[gone],
+        standings=lambda: [
+            ScorerStanding("0", "pod-a", "serving", 12, 2.0),
+            ScorerStanding("2", "pod-c", "serving", 0, 0.0),
+            ScorerStanding("3", None, "starting", 0, 0.0),
+            ScorerStanding("4", "pod-d", "leaving", 1, 0.5),
+        ],
+    )
+    [job] = load_jobs(yaml.safe_dump(copy_job(reward=SCORED, rewardModel={"replicas": 3})))
+    end: Any = SimpleNamespace(total_steps=10)
+    steering: Any = SimpleNamespace(generation=0, attempt=1, schedule=None)
+    standing = RunStanding(resolve(job), end, Path(), steering, StageTimes(), Waits())
+    before = standing.status().pools.reward_model
+    assert before is not None
+    assert (before.desired, before.ready, before.replicas) == (3, 0, ())
+    rollout: Any = SimpleNamespace(standings=list, paused=False, queued=0, version=3)
+    standing.built(rollout, None, 1, scorers)
+    told = standing.status().pools.reward_model
+    assert told is not None
+    assert (told.desired, told.ready, told.waiting) == (3, 2, 7)
+    assert [(replica.name, replica.pod, replica.state, replica.safe_to_delete) for replica in told.replicas] == [
+        ("0", "pod-a", "serving", False),
+        ("2", "pod-c", "serving", False),
+        ("3", None, "starting", False),
+        ("4", "pod-d", "draining", False),
+        ("1", "pod-b", "drained", True),
+    ]
+    assert told.replicas[0].doing == "scores 12 samples for 2.0 s"
+    printed = list(lines(standing.status(), datetime.now(UTC)))
+    assert "reward model 0 in pod-a: serving, scores 12 samples for 2.0 s" in printed
+    samples = {line for line in standing.metrics().splitlines() if line.startswith("rljob_reward_model")}
+    assert samples == {
+        'rljob_reward_models{job="tiny",state="serving"} 2.0',
+        'rljob_reward_models{job="tiny",state="starting"} 1.0',
+        'rljob_reward_models{job="tiny",state="draining"} 1.0',
+        'rljob_reward_model_samples{job="tiny",state="waiting"} 7.0',
+        'rljob_reward_model_samples{job="tiny",state="running"} 13.0',
+    }

@@ -14,11 +14,13 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
+from rljob_api.spec.reward_model import RewardModelSpec
 from rljob_trainer.errors import JobFileError, RewardWorkerError
 from rljob_trainer.models.tokenizer import character_tokenizer
 from rljob_trainer.rewards.frames import Ready, frame
 from rljob_trainer.rewards.reward_model.reward_model import row_of
 from rljob_trainer.rewards.reward_model.scorer import Scorer, ScorerSettings
+from rljob_trainer.rewards.reward_model.served import folder_of, found
 from rljob_trainer.rewards.reward_model.version import version_of
 
 
@@ -124,7 +126,8 @@ async def test_a_process_that_is_lost_again_and_again_gives_no_score(folder: Pat
     async with pool(reward(folder)) as opened:
         with pytest.raises(RewardWorkerError, match=r"sample 0: the process .* was lost 3 times: .* exit code 9"):
             await opened.score_responses(responses("abc"))
-    assert stand_in.read_text().count("started") == 3
+    # One more may be on its way for those that come later.
+    assert stand_in.read_text().count("started") in (3, 4)
 
 
 async def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path: Path, stand_in: Path) -> None:
@@ -140,3 +143,12 @@ async def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path: Path, s
         async with pool(reward(folder), tmp_path):
             pass
     assert stand_in.read_text().count("started") == 2
+
+
+def test_a_node_with_other_files_than_the_drivers_scores_nothing(tmp_path: Path) -> None:
+    folder = made(tmp_path / "model")
+    model = found("m", "field", RewardModelSpec(source="model"), tmp_path)
+    assert folder_of(model) == folder
+    made(folder, seed=1)
+    with pytest.raises(JobFileError, match=f"field: .* is another model on this node .* [(]{model.version}[)]"):
+        folder_of(model)

@@ -28,12 +28,14 @@ from rljob_api.status import (
     LastCheckpoint,
     Pools,
     ReplicaStatus,
+    RewardModelStatus,
     RolloutStatus,
     Scores,
     Throughput,
     TrainerStatus,
 )
 from rljob_trainer.checkpoints.checkpoint import Checkpoint
+from rljob_trainer.control.scorer_standing import exposition, reward_model_status
 from rljob_trainer.control.steering import Steering
 from rljob_trainer.control.stop_conditions import RunEnd
 from rljob_trainer.pools.engine_count import EngineCount
@@ -41,6 +43,7 @@ from rljob_trainer.pools.members import Standing
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.pools.size import engine_count
 from rljob_trainer.record.ledger import Ledger
+from rljob_trainer.rewards.reward_model.scorers import Scorers
 from rljob_trainer.telemetry import prometheus, run_folder
 from rljob_trainer.telemetry.advice import Waiting as Shares
 from rljob_trainer.telemetry.advice import advice
@@ -83,6 +86,7 @@ class RunStanding:
         self._pool: RolloutPool | None = None
         """None while there are no engines: before the parts are built, and between a roll-back and the next ones."""
         self._count: EngineCount | None = None
+        self._scorers: Scorers | None = None
         self._ledger: Ledger | None = None
         self._ranks_ready = 0
         self._mismatch = ""
@@ -154,13 +158,14 @@ class RunStanding:
         """From now on ``ledger`` says how old was what was trained."""
         self._ledger = ledger
 
-    def built(self, pool: RolloutPool, count: EngineCount | None, ranks: int) -> None:
-        """The run's ``ranks`` and the engines of ``pool`` work. ``count``: changes their number; None: it is fixed."""
-        self._pool, self._count, self._ranks_ready = pool, count, ranks
+    def built(self, pool: RolloutPool, count: EngineCount | None, ranks: int, scorers: Scorers | None = None) -> None:
+        """The run's ``ranks`` and the engines of ``pool`` work. ``count``: changes their number; None: it is fixed.
+        ``scorers``: the pool of reward models; None: the job has none."""
+        self._pool, self._count, self._ranks_ready, self._scorers = pool, count, ranks, scorers
 
     def taken_down(self) -> None:
         """Ranks and engines are gone; others may come."""
-        self._pool, self._count, self._ranks_ready = None, None, 0
+        self._pool, self._count, self._ranks_ready, self._scorers = None, None, 0, None
 
     def apart(self, sentence: str) -> None:
         """What the limits of the mismatch say after a step; empty: nothing."""
@@ -222,6 +227,7 @@ class RunStanding:
             pools=Pools(
                 rollout=self._rollout(),
                 trainer=TrainerStatus(desired=self._job.spec.trainer.ranks, ready=self._ranks_ready),
+                reward_model=self._reward_models(),
             ),
             ages=self._ages(),
             throughput=self._throughput(),
@@ -252,6 +258,7 @@ class RunStanding:
             + prometheus.gauge(
                 "rljob_time_share", "share of the last ten minutes by stage", self._shares(), "stage", labels
             )
+            + "".join(() if self._scorers is None else exposition(self._scorers, labels))
         )
 
     def advice(self) -> str | None:
@@ -329,6 +336,12 @@ class RunStanding:
             ready=sum(standing.state in ("serving", "lent") for standing in standings),
             engines=tuple(engines),
         )
+
+    def _reward_models(self) -> RewardModelStatus | None:
+        pool = self._job.spec.reward_model
+        if self._scorers is not None:
+            return reward_model_status(self._scorers)
+        return None if pool is None else RewardModelStatus(desired=pool.replicas, ready=0)
 
     def _engines_in_short(self) -> list[str]:
         """What the engines do, those that do the same in one line."""

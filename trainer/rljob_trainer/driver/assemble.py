@@ -18,6 +18,7 @@ from rljob_trainer.data.chat import ChatTemplate, response_decoder
 from rljob_trainer.driver.closing import closing
 from rljob_trainer.driver.engines import Engines, PoolTold
 from rljob_trainer.driver.parts import Parts
+from rljob_trainer.driver.scorers import scorer_count, scorers_of
 from rljob_trainer.driver.starting import start_learner_and_engines
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer
@@ -140,6 +141,9 @@ async def assemble(
             "the chat template renders an answer otherwise when more follows it (it leaves thinking out, perhaps): "
             "each turn is a sequence of its own to train on"
         )
+    scorers = scorers_of(spec, waits, by_role=by_role)
+    if scorers is not None:
+        stack.push_async_callback(scorers.close)
     rewards = await stack.enter_async_context(
         RewardPool(
             spec.reward,
@@ -147,6 +151,7 @@ async def assemble(
             paths=[base],
             records=records,
             waits=waits,
+            scorers=scorers,
         )
     )
     rewards.check_sources([*inputs.feed.source_names, *inputs.validation])
@@ -219,6 +224,7 @@ async def assemble(
         engines=engines,
         rollout=rollout,
         rewards=rewards,
+        scorers=scorers,
         learner=learner,
         dtype=learner.dtype,
         step=step,
@@ -277,7 +283,10 @@ def training_sampling(spec: ResolvedSpec, inputs: Inputs) -> SamplingSettings:
 def devices(spec: ResolvedSpec) -> int:
     """Devices of all pools: GPUs, or processes where there are none. Colocated engines have none of their own."""
     engines = 0 if spec.placement == "colocated" else engine_count(spec) * max(1, spec.rollout.gpus_per_replica)
-    return spec.trainer.ranks + engines
+    gpus = 0 if spec.reward_model is None else spec.reward_model.gpus_per_replica
+    # Beside GPUs the processor of a replica's pod is no device.
+    scorers = scorer_count(spec) * (gpus if spec.trainer.gpus_per_replica else 1)
+    return spec.trainer.ranks + engines + scorers
 
 
 async def canaries_of(

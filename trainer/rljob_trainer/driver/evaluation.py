@@ -13,9 +13,11 @@ from rljob_trainer.driver.engines import start_pool
 from rljob_trainer.driver.feeding import date_of_prompts
 from rljob_trainer.driver.finished import find_trained, load_actor
 from rljob_trainer.driver.ray_beside import ray_beside
+from rljob_trainer.driver.scorers import scorer_count, scorers_of
 from rljob_trainer.environments import environment_of
 from rljob_trainer.pools.size import engine_count
 from rljob_trainer.rewards.pool import RewardPool
+from rljob_trainer.waits import Waits
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
@@ -41,9 +43,14 @@ async def evaluate(
             job = job.model_copy(update={"spec": spec.model_copy(update={"model": model})})
         inputs = read_inputs(job, base, Path(scratch) / "model", date_of_prompts(checkpoint))
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(ray_beside(engine_count(spec)))
+            await stack.enter_async_context(ray_beside(engine_count(spec) + scorer_count(spec)))
+            scorers = scorers_of(spec, Waits())
+            if scorers is not None:
+                stack.push_async_callback(scorers.close)
             rewards = await stack.enter_async_context(
-                RewardPool(spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base])
+                RewardPool(
+                    spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base], scorers=scorers
+                )
             )
             engines = await start_pool(job, inputs.model, None, holds=lambda: ())
             stack.push_async_callback(engines.close)

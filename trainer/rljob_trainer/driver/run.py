@@ -35,6 +35,7 @@ from rljob_trainer.driver.engines import inside_ranks
 from rljob_trainer.driver.feeding import date_of_prompts
 from rljob_trainer.driver.ray_beside import ray_beside
 from rljob_trainer.driver.run_files import RunFiles
+from rljob_trainer.driver.scorers import scorer_count
 from rljob_trainer.driver.session import Session
 from rljob_trainer.errors import CheckpointError, DeadlineError, OutputError, RLJobError, exit_code_of
 from rljob_trainer.garbage import seldom, settle
@@ -325,7 +326,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     shelf = Shelf(ledger.path.parent)
     stack.push_async_exit(closing(shelf.close))
     stack.push_async_exit(closing(held.state.checkpoints.clean_own))  # when the ranks have ended
-    await stack.enter_async_context(ray_beside(spec.trainer.ranks + engines, controls.stop.listen))
+    await stack.enter_async_context(ray_beside(spec.trainer.ranks + engines + scorer_count(spec), controls.stop.listen))
     parts = await assemble(
         job,
         inputs,
@@ -345,7 +346,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
         start_model=model,
         roll_backs=roll_backs,
     )
-    controls.standing.built(parts.engines.pool, parts.engines.count, spec.trainer.ranks)
+    controls.standing.built(parts.engines.pool, parts.engines.count, spec.trainer.ranks, parts.scorers)
     session = Session(parts, controls)
     held.record.lives_in(session)
     return session

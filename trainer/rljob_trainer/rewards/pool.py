@@ -49,6 +49,7 @@ from rljob_trainer.world.sandbox.chosen import chosen_sandbox
 
 if TYPE_CHECKING:
     from rljob_api.spec.reward import Reward, RewardFunction
+    from rljob_trainer.rewards.reward_model.scorers import Scorers
     from rljob_trainer.world.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
@@ -111,10 +112,11 @@ class RewardPool:
         paths: Sequence[str | os.PathLike[str]] = (),
         records: Path | None = None,
         waits: Waits | None = None,
+        scorers: Scorers | None = None,
     ) -> None:
         """``longest_response`` is rollout.maxResponseTokens; ``paths`` are folders with the user's modules, ``records``
         is the run's output folder, which keeps what judges were asked and said, and which reward model it is (None:
-        forgotten).
+        forgotten). ``scorers``: the pool that computes reward models (None: processes beside the driver do).
 
         Raises ``JobFileError`` for parameters that a built-in function does not take.
         """
@@ -130,6 +132,7 @@ class RewardPool:
         self._base = Path(paths[0]) if paths else Path()
         self._records = records
         self._waits = waits
+        self._scorers = scorers
         self._open = AsyncExitStack()
         asked = {spec.name for spec in self._specs if spec.type in _MODELS}
         here = {term.spec.name for term in self._inline} | set(self._sandboxed) | asked
@@ -198,7 +201,9 @@ class RewardPool:
         if function.judge is not None:
             return Judge(spec, function.judge, self._records, self._waits)
         if function.reward_model is not None:
-            return RewardModel(spec, function.reward_model, self._base, self._records)
+            return RewardModel(
+                spec, function.reward_model, self._base, self._records, pool=self._scorers, waits=self._waits
+            )
         return None
 
     async def close(self) -> None:

@@ -164,9 +164,7 @@ def _rewards() -> Iterator[Metric]:
         "reward/no_signal_ratio", "fraction", "groups whose samples all have the same score: no gradient from them"
     )
     yield Metric("reward/all_lowest_ratio", "fraction", "groups without signal whose score is the lowest of the batch")
-    yield Metric(
-        "reward/all_highest_ratio", "fraction", "groups without signal whose score is the highest of the batch"
-    )
+    yield Metric("reward/all_highest_ratio", "fraction", "groups without signal whose score is the batch's highest")
     yield from _spread("advantage", "", "the advantages")
     yield from _spread("return", "", "the returns")
     yield from _spread("value", "", "the values")
@@ -181,9 +179,7 @@ def _rewards() -> Iterator[Metric]:
 
 def _judges() -> Iterator[Metric]:
     yield Metric("judge/<part>/requests", "requests", "made, retries too", "sum")
-    yield Metric(
-        "judge/<part>/retries", "requests", "that failed: the judge was away, busy, or sent something else", "sum"
-    )
+    yield Metric("judge/<part>/retries", "requests", "that failed: it was away, busy, or sent something else", "sum")
     yield Metric("judge/<part>/unreadable", "answers", "in which no score could be read", "sum")
     yield Metric("judge/<part>/remembered", "samples", "whose question was answered or under way already", "sum")
     yield Metric("judge/<part>/failures", "samples", "that got no score from it", "sum")
@@ -196,7 +192,10 @@ def _judges() -> Iterator[Metric]:
 def _reward_models() -> Iterator[Metric]:
     yield Metric("reward_model/<part>/rows", "samples", "scored", "sum")
     yield Metric("reward_model/<part>/tokens", "tokens", "of their prompts and responses", "sum")
-    yield Metric("reward_model/<part>/seconds", "s", "its processes were at work, all together", "sum")
+    yield Metric("reward_model/<part>/seconds", "s", "its replicas were at work, all together", "sum")
+    yield Metric("reward_model/<part>/queue/max", "samples", "that waited for a replica at once", "max")
+    yield Metric("reward_model/<part>/losses", "replicas", "that were lost with samples in hand", "sum")
+    yield from _spread("reward_model/<part>/wait_seconds", "s", "samples' times in that queue", "mean max")
 
 
 def _lengths() -> Iterator[Metric]:
@@ -204,15 +203,11 @@ def _lengths() -> Iterator[Metric]:
     yield Metric("prompt/length/clip_ratio", "fraction", "prompts as long as data.maxPromptTokens allows")
     yield from _spread("response/length", "tokens", "the responses' lengths", "mean min max")
     yield Metric("response/length/clip_ratio", "fraction", "responses cut at rollout.maxResponseTokens")
-    yield Metric(
-        "response/late_ratio", "fraction", "responses ended because their group was late (staleness.onDeadline)"
-    )
+    yield Metric("response/late_ratio", "fraction", "responses ended as their group was late (staleness.onDeadline)")
     yield from _spread(
         "response/completed_length", "tokens", "the lengths of responses that are not aborted", "mean min max"
     )
-    yield Metric(
-        "response/completed_length/clip_ratio", "fraction", "the same as length/clip_ratio, among those not aborted"
-    )
+    yield Metric("response/completed_length/clip_ratio", "fraction", "as length/clip_ratio, among those not aborted")
     yield Metric("response/aborted_ratio", "fraction", "responses that were aborted or are empty")
     yield Metric("response/trained_ratio", "fraction", "response tokens that are trained on (not masked)")
     yield from _spread("response/turns", "", "runs of such tokens in a response: 1 without tool output", "mean min max")
@@ -266,9 +261,7 @@ def _learning() -> Iterator[Metric]:
         "critic/explained_variance", "fraction", "1 - var(return - value) / var(return); 1 is perfect, 0 is a constant"
     )
     yield Metric("kl/reference", "nats", "mean of log pi_old - log pi_ref per token (k1)")
-    yield Metric(
-        "kl/in_loss", "nats", "mean KL of the current policy to the reference, of the kind the job names", "mean"
-    )
+    yield Metric("kl/in_loss", "nats", "mean KL of the policy to the reference, of the kind the job names", "mean")
     yield Metric("kl/in_reward", "nats", "mean over sequences of the mean KL per token that the reward was charged for")
     yield Metric("kl/coefficient", "", "the coefficient now in force", "last")
 
@@ -407,9 +400,7 @@ def _pipeline() -> Iterator[Metric]:
     )
     yield Metric("moe/fullest_expert/max", "ratio", "the same of the layer where it is largest", "max")
     yield Metric("moe/idle_experts", "fraction", "experts that no token was sent to")
-    yield Metric(
-        "moe/replayed", "fraction", "tokens of an update that went to the experts that their engine had chosen"
-    )
+    yield Metric("moe/replayed", "fraction", "tokens of an update that went to the experts that their engine chose")
     yield Metric("moe/rerouted", "fraction", "choices of these that the trainer's routers would have made otherwise")
     yield from _spread("balance/rank_tokens", "tokens", "the tokens given to each rank", "mean min max")
     yield Metric("balance/rank_tokens/spread", "tokens", "largest less smallest")
@@ -466,9 +457,7 @@ def _time_and_space() -> Iterator[Metric]:
     yield Metric(
         "throughput/model_flops_utilisation/critic", "fraction", f"{of_peak} the critic's update; absent on CPUs"
     )
-    yield Metric(
-        "memory/device_allocated_gigabytes", "GB", "device memory in use by tensors, largest over ranks", "max"
-    )
+    yield Metric("memory/device_allocated_gigabytes", "GB", "device memory in use by tensors, most over ranks", "max")
     yield Metric(
         "memory/device_reserved_gigabytes", "GB", "device memory held by the allocator, largest over ranks", "max"
     )

@@ -16,6 +16,7 @@ import torch
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.tokenizer import load_tokenizer
+from rljob_trainer.rewards.reward_model.served import ServedModel, folder_of
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -34,6 +35,15 @@ class ScorerSettings:
     batch_tokens: int
     max_length: int | None
     trust_remote_code: bool
+    device: str = "cpu"
+
+
+def settings_of(model: ServedModel, device: str) -> ScorerSettings:
+    """Where the model is on this node, and how it is computed. Raises ``JobFileError`` when it is not there."""
+    spec = model.spec
+    return ScorerSettings(
+        folder_of(model), model.field, spec.dtype, spec.batch_tokens, spec.max_length, spec.trust_remote_code, device
+    )
 
 
 class Scorer:
@@ -71,7 +81,8 @@ class Scorer:
             raise JobFileError(
                 f"{settings.field}: {settings.folder} gives {labels} numbers for a text; num_labels must be 1"
             )
-        self._model.eval()
+        self._model.eval().to(settings.device)
+        self._device = settings.device
         self._padding = self._model.config.get_text_config().pad_token_id
         own = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         self.longest: int | None = settings.max_length or own
@@ -123,7 +134,7 @@ class Scorer:
         for place, row in enumerate(rows):
             ids[place, : len(row)] = torch.tensor(row)
             mask[place, : len(row)] = 1
-        logits = self._model(input_ids=ids, attention_mask=mask).logits
+        logits = self._model(input_ids=ids.to(self._device), attention_mask=mask.to(self._device)).logits
         return [float(score) for score in logits[:, 0].float()]
 
     def _ids(self, row: Row) -> list[int]:

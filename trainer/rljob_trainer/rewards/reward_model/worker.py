@@ -1,7 +1,7 @@
 """A process that computes a reward model: ``python -m rljob_trainer.rewards.reward_model.worker``.
 
-Talks pickled frames (``frames.py``) over its standard input and output: ``ScorerSettings``, answered by ``Ready``; then
-lists of rows, each answered by scores, tokens and seconds. It ends when the driver closes the pipe, or dies.
+Talks pickled frames (``frames.py``) over its standard input and output: ``ServedModel``, answered by ``Ready``; then
+lists of rows, each answered by a ``ScoredBatch``. It ends when the driver closes the pipe, or dies.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import time
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.child import die_with_parent, take_over_pipes
 from rljob_trainer.rewards.frames import Ready, frame, read_frame
+from rljob_trainer.rewards.reward_model.replica import ScoredBatch
 
 
 def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's
     incoming, outgoing = take_over_pipes()
-    settings = read_frame(incoming)
-    if settings is None:
+    model = read_frame(incoming)
+    if model is None:
         return
-    from rljob_trainer.rewards.reward_model.scorer import Scorer
+    from rljob_trainer.rewards.reward_model.scorer import Scorer, settings_of
 
     try:
-        scorer = Scorer(settings)
+        scorer = Scorer(settings_of(model, "cpu"))
     except JobFileError as problem:
         outgoing.write(frame(Ready(str(problem))))
         outgoing.flush()
@@ -34,7 +35,7 @@ def main() -> None:
     while (rows := read_frame(incoming)) is not None:
         began = time.monotonic()
         scores, tokens = scorer.scores(rows)
-        outgoing.write(frame((scores, tokens, time.monotonic() - began)))
+        outgoing.write(frame(ScoredBatch(scores, tokens, time.monotonic() - began)))
         outgoing.flush()
 
 

@@ -1,0 +1,1 @@
+"""What the pool of reward models costs around a model that is free. See the README."""

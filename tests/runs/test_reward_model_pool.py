@@ -1,0 +1,124 @@
+"""A pool of reward models on a real Ray cluster that has a node for each pod: it grows, loses a replica and shrinks.
+No sample has a score that is not the model's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from driver_client import Client
+from ray_nodes import ray_nodes
+from real_runs import Runner, metrics_of, wait_for
+from reward_models import alone, made
+from test_drive import Attempts
+
+from rljob_api import cluster
+from rljob_api.status import ReplicaStatus, RewardModelStatus
+
+DIGITS = "0123456789=\n"
+
+
+def pool_of(client: Client) -> RewardModelStatus:
+    pool = client.status().pools.reward_model
+    assert pool is not None
+    return pool
+
+
+def scoring(client: Client) -> dict[str | None, ReplicaStatus]:
+    """The replicas that take samples, by their pods."""
+    return {replica.pod: replica for replica in pool_of(client).replicas if replica.state == "serving"}
+
+
+def processes(address: str) -> list[psutil.Process]:
+    """Those of the replicas that belong to this Ray cluster."""
+    found = []
+    for process in psutil.process_iter():
+        # Processes of others end meanwhile.
+        with contextlib.suppress(psutil.Error):
+            parent = process.parent()
+            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::ScorerActor") and parent is not None:
+                found += [process] * (address in " ".join(parent.cmdline()))
+    return found
+
+
+def assert_scores_are_the_models(output: Path, model: Path) -> int:
+    """Of every sample of every step on record; returns how many there are."""
+    known: dict[str, float] = {}
+    rows = [json.loads(line) for file in (output / "samples").iterdir() for line in file.read_text().splitlines()]
+    for row in rows:
+        text = row["prompt"] + row["response"]
+        if text not in known:
+            known[text] = alone(model, text, characters=DIGITS)
+        assert row["score"] == pytest.approx(known[text], abs=1e-5), row
+    return len(rows)
+
+
+def test_a_pool_grows_loses_a_replica_and_shrinks_while_training_goes_on(runner: Runner) -> None:
+    model = made(runner.folder / "mnt" / "claim" / "reward-model", characters=DIGITS)
+    with ray_nodes() as nodes:
+        for pod, role in (("trainer-a", cluster.TRAINER), ("rollout-a", cluster.ROLLOUT)):
+            nodes.add(pod, role)
+        nodes.add("scorer-a", cluster.REWARD_MODEL)
+        attempts = Attempts(
+            runner,
+            nodes,
+            placement="separate",
+            pipeline={"mode": "fullyAsync", "staleness": {"maxAge": 2}, "partialRollout": "recompute"},
+            batch={"samplesPerPrompt": 4, "miniBatchGroups": 4},
+            reward={
+                "functions": [{"type": "rewardModel", "rewardModel": {"source": "pvc://claim/reward-model"}}],
+            },
+            rewardModel={"replicas": 1},
+            validation={"atStart": False},
+            logging={"tensorboard": False, "samplesEvery": 1, "samplesPerWrite": 10_000},
+            stop={"steps": 100_000},
+        )
+        attempts.mount(generation=1)
+        client, output = attempts.client, attempts.output
+        run = attempts.start(attempt=1, generation=1)
+        wait_for(client.answers, run)
+        wait_for(lambda: client.status().step >= 2, run)
+        assert set(scoring(client)) == {"scorer-a"}
+
+        # One more is wanted before its pod is there.
+        client.tell(generation=2, attempt=1, reward_model_replicas=2)
+        wait_for(lambda: "starting" in [replica.state for replica in pool_of(client).replicas], run)
+        nodes.add("scorer-b", cluster.REWARD_MODEL)
+        wait_for(lambda: set(scoring(client)) == {"scorer-a", "scorer-b"}, run)
+
+        # All stand still, with samples in hand, and that is told; one of them dies with its samples.
+        stopped = processes(nodes.address)
+        assert len(stopped) == 2
+        for process in stopped:
+            process.suspend()
+        wait_for(lambda: all(replica.running for replica in scoring(client).values()), run)
+        (wait,) = (wait for wait in client.status().beside if wait.who == "the reward model pool")
+        assert wait.reason.startswith("2 of 2 replicas to score ")
+        assert 'rljob_reward_models{job="tiny",namespace="team",state="serving"} 2' in client.call("/metrics")
+        os.kill(stopped[0].pid, signal.SIGKILL)
+        stopped[1].resume()
+        step = client.status().step
+        wait_for(lambda: client.status().step >= step + 2 and len(scoring(client)) == 2, run)
+
+        client.tell(generation=3, attempt=1, reward_model_replicas=1)
+        wait_for(lambda: any(replica.safe_to_delete for replica in pool_of(client).replicas), run)
+        (drained,) = (replica.pod for replica in pool_of(client).replicas if replica.safe_to_delete)
+        assert drained is not None
+        assert set(scoring(client)) == {"scorer-a", "scorer-b"} - {drained}
+        nodes.remove(drained)
+        step = client.status().step
+        wait_for(lambda: client.status().step >= step + 2, run)
+
+        client.tell(generation=4, attempt=1, suspend=True)
+        printed, _ = run.communicate(timeout=120)
+        assert run.returncode == 75, printed
+    steps = metrics_of(output)
+    assert [record["step"] for record in steps] == list(range(1, len(steps) + 1))
+    assert {record["reward/error_ratio"] for record in steps} == {0.0}
+    assert sum(record["reward_model/rewardModel/losses"] for record in steps) >= 1
+    assert assert_scores_are_the_models(output, model) == 16 * len(steps)
