@@ -202,8 +202,9 @@ def training_samples_from_the_whole_distribution(job: Job) -> Iterator[Violation
 @rule(
     cel=Cel(
         TRAINER,
-        f"self.parallelism.replicate * {cel.shards('self')} * self.parallelism.context == {cel.ranks('self')}",
-        "replicate x shard x context must equal the ranks (replicas x gpusPerReplica); shard may be left out",
+        f"self.parallelism.replicate * {cel.shards('self')} * self.parallelism.context * self.parallelism.tensor == "
+        f"{cel.ranks('self')}",
+        "replicate x shard x context x tensor must equal the ranks (replicas x gpusPerReplica); shard may be left out",
         ".parallelism",
     )
 )
@@ -212,8 +213,8 @@ def trainer_parallelism_fits_its_ranks(job: Job) -> Iterator[Violation]:
     if ways.ranks != trainer.ranks:
         yield Violation(
             "spec.trainer.parallelism",
-            f"replicate x shard x context = {ways.replicate} x {ways.shard} x {ways.context} = {ways.ranks} ranks, but "
-            f"replicas x gpusPerReplica give {trainer.ranks}",
+            f"replicate x shard x context x tensor = {ways.replicate} x {ways.shard} x {ways.context} x {ways.tensor} "
+            f"= {ways.ranks} ranks, but replicas x gpusPerReplica give {trainer.ranks}",
             "change parallelism (shard may be left out), replicas or gpusPerReplica",
         )
 
