@@ -76,13 +76,23 @@ def _exceeds(device: MemoryHolder) -> str:
 
 
 def _rows_over_pods(job: ResolvedJob) -> Iterator[Violation]:
-    """Ranks of one row exchange it twice in each layer, which wants the links within a machine."""
+    """Ranks of one row exchange it twice in each layer, those of one layer add it up twice: both want the links within
+    a machine."""
     trainer = job.spec.trainer
-    context, own = trainer.parallelism.context, trainer.gpus_per_replica
-    if own and context > 1 and own % context:
+    tensor, own = trainer.parallelism.tensor, trainer.gpus_per_replica
+    if own and own % tensor:
+        yield Violation(
+            "spec.trainer.parallelism.tensor",
+            f"the {tensor} ranks of a layer do not all stand in one pod of {own} GPUs; they add the row up twice in "
+            "each layer, over the network where they are in different pods",
+            "choose a tensor that divides trainer.gpusPerReplica",
+        )
+        return
+    context = trainer.parallelism.context * tensor
+    if own and trainer.parallelism.context > 1 and own % context:
         yield Violation(
             "spec.trainer.parallelism.context",
             f"the {context} ranks of a row do not all stand in one pod of {own} GPUs; they exchange the row twice in "
             "each layer, over the network where they are in different pods",
-            "choose a context that divides trainer.gpusPerReplica",
+            "choose context (times tensor) so that it divides trainer.gpusPerReplica",
         )

@@ -215,7 +215,7 @@ def _trainer(spec: Spec) -> ResolvedTrainer:
     given = spec.trainer
     ranks = given.replicas * max(1, given.gpus_per_replica)
     ways = given.parallelism
-    shard = ways.shard or max(1, ranks // (ways.replicate * ways.context))
+    shard = ways.shard or max(1, ranks // (ways.replicate * ways.context * ways.tensor))
     parallelism = ResolvedTrainerParallelism(**{**dict(given.parallelism), "shard": shard})
     return ResolvedTrainer(**{**dict(given), "parallelism": parallelism})
 

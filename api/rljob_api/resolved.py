@@ -170,7 +170,7 @@ class ResolvedTrainerParallelism(TrainerParallelism):
 
     @property
     def ranks(self) -> int:
-        return self.replicate * self.shard * self.context
+        return self.replicate * self.shard * self.context * self.tensor
 
     @property
     def data_indices(self) -> int:

@@ -274,6 +274,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"gpusPerReplica": 4},
     {"gpusPerReplica": 4, "replicas": 2, "parallelism": {"shard": 4, "replicate": 2}},
     {"gpusPerReplica": 8, "parallelism": {"shard": 2, "replicate": 2, "context": 2}},
+    {"gpusPerReplica": 8, "parallelism": {"replicate": 2, "context": 2, "tensor": 2}},
 ]
 
 

@@ -77,9 +77,17 @@ def test_rows_that_several_pods_compute_are_noted() -> None:
     assert note.startswith(
         "spec.trainer.parallelism.context: the 8 ranks of a row do not all stand in one pod of 4 GPUs"
     )
+    for loud, words in (
+        ({"context": 4, "tensor": 2}, "context: the 8 ranks of a row"),
+        ({"tensor": 8}, "tensor: the 8 ranks of a layer do not all stand in one pod of 4 GPUs"),
+    ):
+        document["spec"]["trainer"] = trainer | {"parallelism": loud}
+        (note,) = said(document)
+        assert note.startswith(f"spec.trainer.parallelism.{words}")
     for quiet in (
         trainer | {"parallelism": {"context": 4}},
         trainer | {"parallelism": {"context": 1}},
+        trainer | {"parallelism": {"context": 2, "tensor": 2}},
         trainer | {"gpusPerReplica": 0, "parallelism": {"context": 2}},
     ):
         document["spec"]["trainer"] = quiet

@@ -17,6 +17,10 @@ RANDOM = "spec: {model: {source: null, random: {tokenizer: {characters: abc}, %s
 SHARED_ROWS = (
     "spec: {model: {source: null, random: {tokenizer: {characters: abc}}}, rollout: {engine: torch}, trainer: %s}"
 )
+SHARED_LAYERS = (
+    "spec: {model: {source: null, random: {tokenizer: {characters: abc}, %s}}, "
+    "trainer: {replicas: 2, parallelism: {tensor: 2}}}"
+)
 REPLAYED = (
     "spec: {model: {source: null, random: {family: qwen3_moe, tokenizer: {characters: abc}, %s}}, "
     "rollout: {engine: vllm}, algorithm: {routingReplay: true}}"
@@ -58,8 +62,16 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec.model.random.tokenizer.characters"),
     ("heads_divide_hidden_size", RANDOM % "heads: 4", RANDOM % "heads: 3", "spec.model.random.heads"),
     ("kv_heads_divide_heads", RANDOM % "kvHeads: 2", RANDOM % "kvHeads: 3", "spec.model.random.kvHeads"),
-    ("context_divides_heads", SHARED_ROWS % "{replicas: 2, parallelism: {context: 2}}",
-     SHARED_ROWS % "{replicas: 3, parallelism: {context: 3}}", "spec.trainer.parallelism.context"),
+    ("ranks_divide_heads", SHARED_ROWS % "{replicas: 2, parallelism: {context: 2}}",
+     SHARED_ROWS % "{replicas: 3, parallelism: {context: 3}}", "spec.trainer.parallelism"),
+    ("ranks_divide_heads", SHARED_ROWS % "{replicas: 4, parallelism: {context: 2, tensor: 2}}",
+     SHARED_ROWS % "{replicas: 8, parallelism: {context: 4, tensor: 2}}", "spec.trainer.parallelism"),
+    ("tensor_ranks_divide_the_layers", SHARED_LAYERS % "kvHeads: 2", SHARED_LAYERS % "kvHeads: 1",
+     "spec.trainer.parallelism.tensor"),
+    ("tensor_ranks_divide_the_layers", SHARED_LAYERS % "family: gemma2", SHARED_LAYERS % "family: qwen3_moe",
+     "spec.trainer.parallelism.tensor"),
+    ("adapters_are_not_divided", "spec: {model: {lora: {rank: 8}}, trainer: {replicas: 2}}",
+     "spec: {model: {lora: {rank: 8}}, trainer: {replicas: 2, parallelism: {tensor: 2}}}", "spec.model.lora"),
     ("tokens_find_their_experts", RANDOM % "experts: 4, expertsPerToken: 4", RANDOM % "experts: 4, expertsPerToken: 5",
      "spec.model.random.expertsPerToken"),
     ("experts_are_for_vllm",
@@ -84,6 +96,8 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec.model.random.contextLength"),
     ("layers_are_compiled_by_fsdp2", "spec: {trainer: {compile: true}}",
      "spec: {trainer: {compile: true, backend: 'mine:Backend'}}", "spec.trainer.compile"),
+    ("compiled_layers_are_whole", "spec: {trainer: {compile: true}}",
+     SHARED_ROWS % "{compile: true, replicas: 2, parallelism: {tensor: 2}}", "spec.trainer.compile"),
     ("multiprocessing_is_vllm_s", "spec: {rollout: {multiprocessing: true, engine: vllm}}",
      "spec: {rollout: {multiprocessing: true, engine: torch}}", "spec.rollout.multiprocessing"),
     ("lora_is_trained_by_fsdp2", "spec: {model: {lora: {rank: 8}}, trainer: {backend: fsdp2}}",
@@ -527,6 +541,10 @@ CASES: list[tuple[str, str, str, str]] = [
     ("trainer_parallelism_fits_its_ranks",
      "spec: {trainer: {replicas: 4, gpusPerReplica: 8, parallelism: {shard: 2, replicate: 4, context: 4}}}",
      "spec: {trainer: {replicas: 4, gpusPerReplica: 8, parallelism: {replicate: 4, context: 5}}}",
+     "spec.trainer.parallelism"),
+    ("trainer_parallelism_fits_its_ranks",
+     "spec: {trainer: {replicas: 4, gpusPerReplica: 8, parallelism: {replicate: 2, context: 2, tensor: 4}}}",
+     "spec: {trainer: {replicas: 4, gpusPerReplica: 8, parallelism: {shard: 8, context: 2, tensor: 4}}}",
      "spec.trainer.parallelism"),
     ("environment_leaves_ours_alone", "spec: {rollout: {env: {NCCL_DEBUG: INFO}}}",
      "spec: {rollout: {env: {RAY_ADDRESS: x}}}", "spec.rollout.env.RAY_ADDRESS"),

@@ -28,12 +28,13 @@ from rljob_trainer.learner import attention
 from rljob_trainer.learner import rank as rank_module
 from rljob_trainer.learner.attention import ATTENTION, Packed
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2, build
-from rljob_trainer.learner.backends.fsdp2.mesh import context_of
+from rljob_trainer.learner.backends.fsdp2.mesh import context_of, tensor_of
 from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.gradients import Place
 from rljob_trainer.learner.models import Critic, Policy
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
 from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.learner.tensor import TensorRanks
 
 
 class _Unseen:
@@ -110,7 +111,12 @@ class PretendGpu:
         return int(snapshot[torch.device("cpu")]["Total"])
 
     def _rank(
-        self, config: dict[str, Any], settings: LearnerSettings, mesh: DeviceMesh, context: Context | None
+        self,
+        config: dict[str, Any],
+        settings: LearnerSettings,
+        mesh: DeviceMesh,
+        context: Context | None,
+        tensor: TensorRanks | None,
     ) -> rank_module.LearnerRank:
         family = config["model_type"]
         made = AutoConfig.for_model(family, **{name: value for name, value in config.items() if name != "model_type"})
@@ -132,11 +138,12 @@ class PretendGpu:
             return packed
 
         patch = self._patch
-        patch.setattr(build, "load_policy", lambda *_, dtype, chunk, **__: Policy(load(dtype), chunk))
+        patch.setattr(build, "load_policy", lambda *_, dtype, chunk, **__: Policy(load(dtype), chunk, tensor))
         patch.setattr(build, "load_critic", lambda *_, dtype, **__: Critic(load(dtype)))
         patch.setattr(build, "FolderWeights", lambda _: None)  # the weights are there, without numbers
         patch.setattr(build, "join", lambda *_: mesh)
         patch.setattr(build, "context_of", lambda *_: context)
+        patch.setattr(build, "tensor_of", lambda *_: tensor)
         patch.setattr(build.export, "stored_dtype", lambda _: torch.bfloat16)
         patch.setattr(rank_module, "Untouched", _Unseen)
         patch.setattr(Packed, "of", classmethod(by_flash))
@@ -144,21 +151,25 @@ class PretendGpu:
         for module in (segments, kept, moments):
             patch.setattr(module, "all_kept", lambda _: False)  # as on a GPU
         patch.setattr(FakeTensor, "is_cuda", True, raising=False)
+        patch.setattr(dist, "broadcast", lambda *_, **__: None)  # it asks the GPU of a tensor how old it is
         # The only number that an update reads: whether the gradient's norm is finite.
         patch.setattr(FakeTensor, "__float__", lambda _: 1.0, raising=False)
-        return Fsdp2().start(settings, settings.context - 1)
+        return Fsdp2().start(settings, _last(settings))
 
     @contextmanager
-    def _meshes(self, settings: LearnerSettings) -> Iterator[tuple[DeviceMesh, Context | None]]:
+    def _meshes(self, settings: LearnerSettings) -> Iterator[tuple[DeviceMesh, Context | None, TensorRanks | None]]:
         """Of the last of the ranks that share a row, which has no prompt. Fake tensors would not let them be made."""
-        own = settings.context - 1
-        dist.init_process_group("fake", rank=own, world_size=settings.ranks, store=FakeStore())
-        shards = settings.ranks // settings.replicate
+        dist.init_process_group("fake", rank=_last(settings), world_size=settings.ranks, store=FakeStore())
+        names = ("replicate", "shard", "tensor")
+        sizes = (settings.replicate, settings.ranks // settings.replicate // settings.tensor, settings.tensor)
         try:
-            if settings.replicate == 1:
-                mesh = init_device_mesh("cpu", (shards,), mesh_dim_names=("shard",))
-            else:
-                mesh = init_device_mesh("cpu", (settings.replicate, shards), mesh_dim_names=("replicate", "shard"))
-            yield mesh, context_of(settings, 60.0)
+            mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+            own = mesh[names[0 if settings.replicate > 1 else 1 : 2]]
+            yield own, context_of(settings, 60.0), tensor_of(settings, 60.0)
         finally:
             dist.destroy_process_group()
+
+
+def _last(settings: LearnerSettings) -> int:
+    """Of the ranks that compute a row together."""
+    return settings.context * settings.tensor - 1

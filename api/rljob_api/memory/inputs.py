@@ -46,7 +46,9 @@ class MemoryInputs:
     """Of one pod."""
     replicate: int
     context_ranks: int
-    """That compute a row together."""
+    """Groups of tensor ranks that compute a row together."""
+    tensor_ranks: int
+    """That compute a layer together."""
     trainer_memory: int | None
     """Of one GPU."""
     trainer_host: int | None
@@ -105,6 +107,7 @@ class MemoryInputs:
             trainer_gpus=trainer.gpus_per_replica,
             replicate=trainer.parallelism.replicate,
             context_ranks=trainer.parallelism.context,
+            tensor_ranks=trainer.parallelism.tensor,
             trainer_memory=trainer_memory,
             trainer_host=None if limit is None else bytes_of(limit),
             colocated=colocated,
@@ -129,8 +132,8 @@ class MemoryInputs:
 
     @property
     def layout(self) -> ShardLayout:
-        shard = max(1, self.ranks // (self.replicate * self.context_ranks))
-        return ShardLayout(shard, self.replicate, self.context_ranks)
+        shard = max(1, self.ranks // (self.replicate * self.context_ranks * self.tensor_ranks))
+        return ShardLayout(shard, self.replicate, self.context_ranks, self.tensor_ranks)
 
     @property
     def row(self) -> LargestRow:

@@ -306,10 +306,13 @@ def _more_devices(inputs: MemoryInputs) -> Iterator[JobChange]:
     if inputs.replicate > 1:
         yield _spread(replace(inputs, replicate=1), inputs)
     context = 2 * inputs.context_ranks
-    while inputs.shape.heads % context == 0 and inputs.trainer_gpus % context == 0:
-        if inputs.ranks % (context * inputs.replicate) == 0:
-            yield _spread(replace(inputs, context_ranks=context), inputs)
+    while _together(inputs, context, inputs.tensor_ranks):
+        yield _spread(replace(inputs, context_ranks=context), inputs)
         context *= 2
+    tensor = 2 * inputs.tensor_ranks
+    while inputs.shape.kv_heads % tensor == 0 and _together(inputs, inputs.context_ranks, tensor):
+        yield _spread(replace(inputs, tensor_ranks=tensor), inputs)
+        tensor *= 2
     gpus = inputs.trainer_gpus
     if inputs.trainer_pods == 1:
         while (gpus := 2 * gpus) <= 8:
@@ -321,6 +324,13 @@ def _more_devices(inputs: MemoryInputs) -> Iterator[JobChange]:
         yield _spread(replace(inputs, trainer_pods=pods, replicate=1), inputs, own)
 
 
+def _together(inputs: MemoryInputs, context: int, tensor: int) -> bool:
+    """Whether so many ranks of a pod can compute rows together."""
+    each = context * tensor
+    fits = inputs.trainer_gpus % each == 0 and inputs.ranks % (each * inputs.replicate) == 0
+    return fits and inputs.shape.heads % each == 0
+
+
 def _spread(after: MemoryInputs, before: MemoryInputs, *first: FieldSetting) -> JobChange:
     """With the fields of trainer.parallelism that the new layout needs: a shard that the job gives would be wrong."""
     new, old = after.layout, before.layout
@@ -328,6 +338,7 @@ def _spread(after: MemoryInputs, before: MemoryInputs, *first: FieldSetting) -> 
     settings = list(first)
     for name, value, former in (
         ("context", new.context, old.context),
+        ("tensor", new.tensor, old.tensor),
         ("replicate", new.replicate, old.replicate),
         ("shard", new.shard, old.shard),
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api.spec.model import RandomModel
 
@@ -141,6 +141,17 @@ class ModelShape:
         for _ in range(self.layers):
             yield from self.layer_tensors()
         yield from self.outer_tensors(value_head=value_head)
+
+    def part(self, ranks: int) -> ModelShape:
+        """What each of ``ranks`` that compute layers together has: its heads, columns and words (the rank that has
+        most)."""
+        return replace(
+            self,
+            heads=self.heads // ranks,
+            kv_heads=self.kv_heads // ranks,
+            intermediate=-(-self.intermediate // ranks),
+            vocabulary=-(-self.vocabulary // ranks),
+        )
 
     @property
     def parameters(self) -> int:

@@ -22,19 +22,21 @@ from rljob_api.memory.shape import ModelShape, TensorShape, numbers
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
     """How ranks share the work: ``replicate`` copies of the parameters, each cut over ``shard`` groups of ranks. A
-    group of ``context`` ranks computes each of its rows together."""
+    group of ``context`` x ``tensor`` ranks computes each of its rows together; ``tensor`` of them have the same tokens
+    and a part of each matrix."""
 
     shard: int = 1
     replicate: int = 1
     context: int = 1
+    tensor: int = 1
 
     @property
     def ranks(self) -> int:
-        return self.shard * self.replicate * self.context
+        return self.shard * self.replicate * self.context * self.tensor
 
     @property
     def cut(self) -> int:
-        """Into how many parts a copy of the parameters is cut."""
+        """Into how many parts a copy of what a tensor rank computes with is cut."""
         return self.shard * self.context
 
     @property
@@ -66,6 +68,11 @@ class TrainerRank:
     reference: bool = False
     full_kl: bool = False
 
+    @property
+    def divided(self) -> ModelShape:
+        """What the rank has a part in computing."""
+        return self.shape.part(self.layout.tensor)
+
     # --- what is kept from step to step -------------------------------------------------------------------------------
 
     @property
@@ -74,20 +81,20 @@ class TrainerRank:
         return self.layout.ranks > 1 or self.itemsize < FLOAT
 
     def masters(self, *, value_head: bool = False) -> int:
-        return FLOAT * self.shape.shard(self.layout.cut, value_head=value_head)
+        return FLOAT * self.divided.shard(self.layout.cut, value_head=value_head)
 
     def moments(self, *, value_head: bool = False) -> int:
         """Of AdamW two for each parameter, of Muon one for each of its matrices."""
         if not self.muon:
             return 2 * self.masters(value_head=value_head)
-        matrices = FLOAT * self.shape.layers * numbers(self.shape.layer_matrices(), self.layout.cut)
+        matrices = FLOAT * self.divided.layers * numbers(self.divided.layer_matrices(), self.layout.cut)
         return 2 * self.masters(value_head=value_head) - matrices
 
     @property
     def reference_shard(self) -> int:
         if not self.reference:
             return 0
-        return self.itemsize * self.shape.shard(self.layout.cut)
+        return self.itemsize * self.divided.shard(self.layout.cut)
 
     def at_rest(self) -> dict[str, int]:
         """All that the rank keeps between two steps."""
@@ -123,25 +130,25 @@ class TrainerRank:
         if self.chunk is not None:
             return self.chunk
         if self.on_cpu:
-            return cpu_chunk(self.shape)
-        return gpu_chunk(self.shape.vocabulary, self.memory or 1 << 62)
+            return cpu_chunk(self.divided)
+        return gpu_chunk(self.divided.vocabulary, self.memory or 1 << 62)
 
     @property
     def _head(self) -> OutputHead:
         given = self.chunk is not None
-        return OutputHead(self.shape, self._pass.outputs, self.head_chunk, self.itemsize, given, self.on_cpu)
+        return OutputHead(self.divided, self._pass.outputs, self.head_chunk, self.itemsize, given, self.on_cpu)
 
     @property
     def _pass(self) -> RowPass:
-        return RowPass(self.shape, self.row, self.itemsize, self.on_cpu, self.layout.context)
+        return RowPass(self.divided, self.row, self.itemsize, self.on_cpu, self.layout.context)
 
     def _outer(self, *, value_head: bool) -> int:
         """Numbers outside of the layers."""
-        return sum(map(math.prod, self.shape.outer_tensors(value_head=value_head)))
+        return sum(map(math.prod, self.divided.outer_tensors(value_head=value_head)))
 
     @property
     def _layer(self) -> int:
-        return sum(map(math.prod, self.shape.layer_tensors()))
+        return sum(map(math.prod, self.divided.layer_tensors()))
 
     def _gathered(self, *, value_head: bool, layers: int) -> int:
         if not self.spread:
@@ -155,7 +162,7 @@ class TrainerRank:
         before = self._gathered(value_head=False, layers=0) if self.reference else 0
         # The widest that a layer makes of the stream: what goes into and comes out of the feed-forward part's product,
         # or what a norm of the queries (Qwen3), else of the stream, computes in float32.
-        shape = self.shape
+        shape = self.divided
         normed = shape.queries if shape.family == "qwen3" else shape.hidden
         norm = size * (shape.hidden + 2 * normed) + 2 * FLOAT * normed
         wide = size * (3 * shape.intermediate + 2 * shape.hidden)
@@ -172,7 +179,7 @@ class TrainerRank:
             {
                 **own,
                 parts.GATHERED: before + self._gathered(value_head=False, layers=0),
-                parts.LOGITS: self._head.forward + size * walk.outputs * self.shape.hidden,
+                parts.LOGITS: self._head.forward + size * walk.outputs * self.divided.hidden,
             },
         )
 
@@ -181,7 +188,7 @@ class TrainerRank:
         walk, head, size = self._pass, self._head, self.itemsize
         own = self._idle("update")
         outer, layer = self._outer(value_head=value_head), self._layer
-        sums = FLOAT * self.shape.shard(self.layout.cut, value_head=value_head)
+        sums = FLOAT * self.divided.shard(self.layout.cut, value_head=value_head)
         summed = sums if self.accumulates else 0
         kept = walk.layers(checkpointing=self.checkpointing) + walk.shared() + walk.after_layers()
         if not value_head:
@@ -196,10 +203,10 @@ class TrainerRank:
                 },
             )
         # The gradient of an output matrix of its own waits for the end of the backward pass.
-        waiting = 0 if value_head else size * self.shape.vocabulary * self.shape.hidden
+        waiting = 0 if value_head else size * self.divided.vocabulary * self.divided.hidden
         stream = walk.layers(checkpointing=self.checkpointing) + walk.shared()
         again = walk.layer() if self.checkpointing else 0
-        down = size * self.shape.hidden * self.shape.intermediate
+        down = size * self.divided.hidden * self.divided.intermediate
         yield Moment(
             f"{name}: layer backward",
             {
@@ -213,7 +220,7 @@ class TrainerRank:
         )
         if self.spread:
             alone = FLOAT * outer if self.layout.cut == 1 else 0
-            shard = FLOAT * numbers(self.shape.outer_tensors(value_head=value_head), self.layout.cut)
+            shard = FLOAT * numbers(self.divided.outer_tensors(value_head=value_head), self.layout.cut)
             yield Moment(
                 f"{name}: sum of the outer gradients",
                 {
@@ -238,5 +245,5 @@ class TrainerRank:
             count * (math.prod(shape) * (FLOAT + 2 * size) + 3 * size * min(shape) ** 2)
             for shape, count in counts.items()
         )
-        ahead = FLOAT * self.shape.layers * numbers(self.shape.layer_matrices(), self.layout.cut)
-        return ahead + most + (FLOAT * every if self.layout.cut > 1 else 0)
+        ahead = FLOAT * self.divided.layers * numbers(self.divided.layer_matrices(), self.layout.cut)
+        return ahead + most + (FLOAT * every if self.layout.cut * self.layout.tensor > 1 else 0)

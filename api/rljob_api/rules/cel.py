@@ -221,5 +221,5 @@ def ranks(trainer: str) -> str:
 def shards(trainer: str) -> str:
     """parallelism.shard in force."""
     ways = f"{trainer}.parallelism"
-    fit = f"{ranks(trainer)} / ({ways}.replicate * {ways}.context)"
+    fit = f"{ranks(trainer)} / ({ways}.replicate * {ways}.context * {ways}.tensor)"
     return given(f"{ways}.shard", f"({fit} > 0 ? {fit} : 1)")

@@ -35,6 +35,26 @@ def lora_is_trained_by_fsdp2(job: Job) -> Iterator[Violation]:
 
 @rule(
     cel=Cel(
+        SPEC,
+        "!has(self.model.lora) || self.trainer.parallelism.tensor == 1",
+        "adapters are not divided among ranks; use trainer.parallelism.tensor: 1, or remove lora",
+        ".model.lora",
+    )
+)
+def adapters_are_not_divided(job: Job) -> Iterator[Violation]:
+    """What an adapter adds is small: peft gives each rank one of its own beside its part of a matrix, and they would
+    learn apart."""
+    tensor = job.spec.trainer.parallelism.tensor
+    if job.spec.model.lora is not None and tensor > 1:
+        yield Violation(
+            "spec.model.lora",
+            f"adapters are not divided among the ranks that compute a layer together (parallelism.tensor = {tensor})",
+            "use trainer.parallelism.tensor: 1 (shard and context divide what an adapter needs), or remove lora",
+        )
+
+
+@rule(
+    cel=Cel(
         (*MODEL, "lora"),
         "!has(self.targets) || self.targets.all(t, self.targets.exists_one(u, u == t))",
         "names a layer twice; name each once",

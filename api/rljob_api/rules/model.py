@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rljob_api.rules.cel import MODEL, RANDOM, SPEC, Cel
+from rljob_api.rules.cel import MODEL, RANDOM, SPEC, Cel, given
 from rljob_api.rules.registry import Job, exactly_one, rule
 from rljob_api.violations import Violation
 
@@ -241,19 +241,58 @@ def validation_lengths_fit_the_random_models_context(job: Job) -> Iterator[Viola
             )
 
 
+MIXTURE = "qwen3_moe"
+"""The family with experts, as ``model.random`` calls it."""
+_RANDOM, _WAYS = "self.model.random", "self.trainer.parallelism"
+
+
 @rule(
     cel=Cel(
         SPEC,
-        "!has(self.model.random) || self.model.random.heads % self.trainer.parallelism.context == 0",
-        "context must divide the model's heads; choose a divisor",
-        ".trainer.parallelism.context",
+        f"!has({_RANDOM}) || {_RANDOM}.heads % ({_WAYS}.context * {_WAYS}.tensor) == 0",
+        "context x tensor must divide the model's heads; choose divisors",
+        ".trainer.parallelism",
     )
 )
-def context_divides_heads(job: Job) -> Iterator[Violation]:
-    random, context = job.spec.model.random, job.spec.trainer.parallelism.context
-    if random and random.heads % context:
+def ranks_divide_heads(job: Job) -> Iterator[Violation]:
+    random, ways = job.spec.model.random, job.spec.trainer.parallelism
+    if random and random.heads % (ways.context * ways.tensor):
         yield Violation(
-            "spec.trainer.parallelism.context",
-            f"its {context} ranks cannot divide the {random.heads} attention heads of spec.model.random",
-            f"use a divisor of {random.heads}",
+            "spec.trainer.parallelism",
+            f"context x tensor = {ways.context} x {ways.tensor} ranks cannot divide the {random.heads} attention heads "
+            "of spec.model.random",
+            f"use divisors of {random.heads}",
+        )
+
+
+@rule(
+    cel=[
+        Cel(
+            SPEC,
+            f"!has({_RANDOM}) || {given(f'{_RANDOM}.kvHeads', f'{_RANDOM}.heads')} % {_WAYS}.tensor == 0",
+            "tensor must divide the model's key heads; choose a divisor",
+            ".trainer.parallelism.tensor",
+        ),
+        Cel(
+            SPEC,
+            f"!has({_RANDOM}) || {_WAYS}.tensor == 1 || {_RANDOM}.family != '{MIXTURE}'",
+            "mixtures of experts are not divided among ranks; use tensor: 1",
+            ".trainer.parallelism.tensor",
+        ),
+    ]
+)
+def tensor_ranks_divide_the_layers(job: Job) -> Iterator[Violation]:
+    random, tensor = job.spec.model.random, job.spec.trainer.parallelism.tensor
+    if random is None or tensor == 1:
+        return
+    path, kv_heads = "spec.trainer.parallelism.tensor", random.kv_heads or random.heads
+    if kv_heads % tensor:
+        yield Violation(
+            path,
+            f"its {tensor} ranks cannot divide the {kv_heads} key heads of spec.model.random",
+            f"use a divisor of {kv_heads}",
+        )
+    if random.family == MIXTURE:
+        yield Violation(
+            path, f"layers of a mixture of experts ({MIXTURE}) are not divided among ranks", "use 1, and shard instead"
         )

@@ -202,8 +202,9 @@ def training_samples_from_the_whole_distribution(job: Job) -> Iterator[Violation
 @rule(
     cel=Cel(
         TRAINER,
-        f"self.parallelism.replicate * {cel.shards('self')} * self.parallelism.context == {cel.ranks('self')}",
-        "replicate x shard x context must equal the ranks (replicas x gpusPerReplica); shard may be left out",
+        f"self.parallelism.replicate * {cel.shards('self')} * self.parallelism.context * self.parallelism.tensor == "
+        f"{cel.ranks('self')}",
+        "replicate x shard x context x tensor must equal the ranks (replicas x gpusPerReplica); shard may be left out",
         ".parallelism",
     )
 )
@@ -212,8 +213,8 @@ def trainer_parallelism_fits_its_ranks(job: Job) -> Iterator[Violation]:
     if ways.ranks != trainer.ranks:
         yield Violation(
             "spec.trainer.parallelism",
-            f"replicate x shard x context = {ways.replicate} x {ways.shard} x {ways.context} = {ways.ranks} ranks, but "
-            f"replicas x gpusPerReplica give {trainer.ranks}",
+            f"replicate x shard x context x tensor = {ways.replicate} x {ways.shard} x {ways.context} x {ways.tensor} "
+            f"= {ways.ranks} ranks, but replicas x gpusPerReplica give {trainer.ranks}",
             "change parallelism (shard may be left out), replicas or gpusPerReplica",
         )
 
@@ -306,4 +307,21 @@ def layers_are_compiled_by_fsdp2(job: Job) -> Iterator[Violation]:
             "spec.trainer.compile",
             f"layers are not compiled by trainer.backend: {backend}",
             "use trainer.backend: fsdp2, or remove compile",
+        )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!self.trainer.compile || self.trainer.parallelism.tensor == 1",
+        "layers that several ranks compute together are not compiled; remove compile, or use parallelism.tensor: 1",
+        ".trainer.compile",
+    )
+)
+def compiled_layers_are_whole(job: Job) -> Iterator[Violation]:
+    if job.spec.trainer.compile and job.spec.trainer.parallelism.tensor > 1:
+        yield Violation(
+            "spec.trainer.compile",
+            "layers that several ranks compute together (parallelism.tensor) are not compiled",
+            "remove compile, or use parallelism.tensor: 1",
         )

@@ -72,21 +72,29 @@ class RolloutSpec(SpecModel):
 
 
 class TrainerParallelism(SpecModel):
-    """How the ranks share the work: replicate x shard x context ranks. As many as context says train on the same
-    sequences, others on others."""
+    """How the ranks share the work: replicate x shard x context x tensor ranks. As many as context x tensor train on
+    the same sequences, others on others."""
 
     shard: int | None = Field(
         default=None,
         ge=1,
         le=65536,
-        description="Groups of context ranks over which one copy of the weights is cut. Default: all that remain.",
+        description="Groups of context x tensor ranks over which a copy of the weights is cut. Default: what remains.",
     )
     replicate: int = Field(default=1, ge=1, le=65536, description="Copies of the weights (hybrid sharding).")
     context: int = Field(
         default=1,
         ge=1,
         le=256,
-        description="Neighbouring ranks that compute each row together, for long ones (Ulysses). Divides the heads.",
+        description="Ranks (groups of tensor ranks) that compute each row together, for long ones (Ulysses). Divides "
+        "the heads.",
+    )
+    tensor: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Neighbouring ranks that compute each layer together, with a part of every matrix. Divides the "
+        "heads and the key heads.",
     )
 
 

@@ -590,6 +590,30 @@ def test_ranks_of_a_row_divide_the_heads(edited: Edit) -> None:
     assert found(edited("replicas: 3, parallelism: {context: 3}", "replicas: 2, parallelism: {context: 2}")) == []
 
 
+def test_ranks_of_a_layer_divide_its_heads(edited: Edit) -> None:
+    ways, path = "replicas: 8, parallelism: {context: 4, tensor: 2}", "spec.trainer.parallelism"
+    file = edited("rollout: {", f"trainer: {{{ways}}}\n  rollout: {{")
+    one(file, f"{path}.context", "its 4 x 2 (tensor) ranks cannot divide the 4 attention heads", "use a divisor of 2")
+    fits = "replicas: 4, parallelism: {context: 2, tensor: 2}"
+    assert found(edited(ways, fits)) == []
+    one(
+        edited(fits, "replicas: 4, parallelism: {tensor: 4}"),
+        f"{path}.tensor",
+        "its 4 ranks cannot divide the 2 key heads of the model",
+        "use a divisor of 2",
+    )
+
+
+def test_layers_of_a_mixture_are_not_divided(edited: Edit, folder: Path, cached: Path) -> None:
+    config = cached / "models--owner--name" / "snapshots" / ("a" * 40) / "config.json"
+    experts = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    config.write_text(json.dumps(json.loads(config.read_text()) | experts))
+    edited("./model", "owner/name")
+    file = edited("rollout: {", "trainer: {replicas: 2, parallelism: {tensor: 2}}\n  rollout: {")
+    one(file, "spec.trainer.parallelism.tensor", "layers of qwen3_moe are not divided among ranks", "use 1")
+    assert found(edited("parallelism: {tensor: 2}", "parallelism: {context: 2}")) == []
+
+
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_a_family_that_the_learner_does_not_compute(edited: Edit, folder: Path, engine: str) -> None:
     config = json.loads((folder / "model" / "config.json").read_text())

@@ -89,6 +89,8 @@ NARROW = replace(SMALL, vocabulary=1000)
         (WIDE, 4, {"replicate": 2}),
         (WIDE, 8, {"context": 4}),
         (SMALL, 8, {"context": 2, "replicate": 2, "checkpointing": True}),
+        (SMALL, 4, {"tensor": 2, "checkpointing": True, "critic": True}),
+        (NARROW, 2, {"tensor": 2, "muon": True, "few": True}),
         (SMALL, 1, {"few": True}),
         (SMALL, 2, {"few": True}),
         (NARROW, 1, {"muon": True, "few": True}),
@@ -99,12 +101,11 @@ def test_of_other_families_layouts_and_methods(
     shape: ModelShape, ranks: int, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = dict(changes)
-    replicate, context = changes.pop("replicate", 1), changes.pop("context", 1)
+    replicate, context, tensor = (changes.pop(name, 1) for name in ("replicate", "context", "tensor"))
     few = changes.pop("few", False)
     row = LargestRow(1, 64, 2, 32) if few else LargestRow(2, 512, 16, 1024)
-    rank = TrainerRank(
-        shape, ShardLayout(ranks // replicate // context, replicate, context), row, 2, memory=MEMORY, **changes
-    )
+    layout = ShardLayout(ranks // replicate // context // tensor, replicate, context, tensor)
+    rank = TrainerRank(shape, layout, row, 2, memory=MEMORY, **changes)
     optimizer = OptimizerSettings(kind="muon" if rank.muon else "adamw")
     settings = LearnerSettings(
         Path("nowhere"),
@@ -112,11 +113,12 @@ def test_of_other_families_layouts_and_methods(
         ranks=ranks,
         replicate=replicate,
         context=context,
+        tensor=tensor,
         actor=optimizer,
         critic=optimizer if rank.critic else None,
         reference=rank.reference,
         activation_checkpointing=rank.checkpointing,
-        log_prob_chunk_tokens=gpu_chunk(shape.vocabulary, MEMORY),
+        log_prob_chunk_tokens=rank.head_chunk,
     )
     batch = batch_of(row.groups, row.prompt, row.samples // row.groups, row.response)
     counted = PretendGpu(monkeypatch).peak(config_of(shape), settings, batch)

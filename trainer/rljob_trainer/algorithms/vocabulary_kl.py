@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 Project = Callable[[Tensor], Tensor]
 """Hidden states ``[n, hidden]`` to logits ``[n, vocabulary]``."""
+Divergence = Callable[[Tensor, Tensor, float], Tensor]
+"""The policy's and the reference's logits ``[n, vocabulary]``, and a temperature, to ``[n]``."""
 
 
 def exact_kl(logits: Tensor, ref_logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -37,10 +39,12 @@ def chunked_kl(
     *,
     temperature: float = 1.0,
     chunk: int = 1024,
+    divergence: Divergence = exact_kl,
 ) -> Tensor:
     """``[tokens]``: `exact_kl` of hidden states ``[tokens, hidden]`` in chunks of ``chunk`` tokens.
 
-    Gradients flow into ``hidden`` and whatever ``project`` closes over.
+    Gradients flow into ``hidden`` and whatever ``project`` closes over. ``divergence``: what is computed of a chunk,
+    where projections give some words' logits only.
     """
     if chunk < 1:
         raise ValueError(f"a chunk holds at least one token, but chunk is {chunk}")
@@ -48,7 +52,7 @@ def chunked_kl(
     def piece(states: Tensor, ref_states: Tensor) -> Tensor:
         with torch.no_grad():
             ref_logits = ref_project(ref_states)
-        return exact_kl(project(states), ref_logits, temperature)
+        return divergence(project(states), ref_logits, temperature)
 
     pieces = [
         checkpoint(piece, states, ref_states, use_reentrant=False)

@@ -136,6 +136,7 @@ def as_text(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
     layout = f"shard {rank.layout.shard}"
     layout += f" x replicate {inputs.replicate}" if inputs.replicate > 1 else ""
     layout += f" x context {inputs.context_ranks}" if inputs.context_ranks > 1 else ""
+    layout += f" x tensor {inputs.tensor_ranks}" if inputs.tensor_ranks > 1 else ""
     head = (
         f"{_name(job)}: {inputs.shape.parameters:,} parameters (known by {origin}); {layout}\n"
         f"largest row: {row.tokens} tokens ({_counted(row.groups, 'prompt')} of {row.prompt}, "

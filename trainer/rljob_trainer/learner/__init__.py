@@ -8,6 +8,7 @@
     passes.py     in which order the passes of a mini-batch run
     packing.py    which data index trains what, in which micro-batches, and how one becomes a packed row
     attention.py, logprobs.py, models.py          the mathematics of a forward pass
+    context.py, tensor.py, vocabulary.py          ranks that compute rows, layers and distributions together
     layout.py, residence.py                       a rank's part of a parameter, what rests in host memory
     anchor.py     the weights that a version of several pulls began with
     optim.py, adamw.py, muon.py, rates.py         clipping and refused steps, the rules, the learning rate

@@ -36,6 +36,11 @@ class Layout:
         """The ranks' parts of something laid out like ``parameter`` put together. Collective."""
         return part
 
+    def computed_with(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What a forward pass of this rank has of a parameter: all of it, or what the rank has a part in computing.
+        Collective."""
+        return parameter.detach()
+
     def like(self, part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         """A tensor that is laid out like ``parameter``, and of which ``part`` is this rank's part."""
         return part

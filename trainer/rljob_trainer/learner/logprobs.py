@@ -5,6 +5,9 @@ into float32 (or kept in float64) for the softmax, ``chunk`` tokens at a time; t
 Where probabilities are few they are kept for it instead, which saves that third matrix product: when all tokens fit
 into one chunk, and on a CPU those of the first tokens, up to 16 MiB. Of capped logits none are kept: their gradient
 needs more than probabilities.
+
+Of a vocabulary that is divided among ranks each computes the logits of its own words, and learns from the others what
+their sum is made of, once for all chunks (``vocabulary.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from rljob_trainer.learner.vocabulary import VocabularyPart
 
 _DEVICE_SHARE = 64
 """Of a GPU's memory, one part in so many for the float32 logits of a chunk: three or four matrices of that size exist
@@ -32,16 +37,17 @@ def device_chunk(vocabulary: int, memory: int) -> int:
     return max(1, min(_MOST_DEVICE_BYTES, memory // _DEVICE_SHARE) // (4 * vocabulary))
 
 
-def default_chunk(weight: torch.Tensor) -> int:
-    """On a GPU by its memory (``device_chunk``).
+def default_chunk(weight: torch.Tensor, part: VocabularyPart | None = None) -> int:
+    """On a GPU by its memory (``device_chunk``). ``part``: whose ``weight`` it is; all of its ranks have one answer.
 
     A CPU is twice as fast when a chunk stays in its cache (2 MiB). An output layer that does not fit into that cache
     itself is read anew for every chunk: 512 tokens make up for it.
     """
-    per_token = 4 * weight.shape[0]
+    words = weight.shape[0] if part is None else part.longest
+    per_token = 4 * words
     if weight.device.type != "cpu":
-        return device_chunk(weight.shape[0], torch.cuda.get_device_properties(weight.device).total_memory)
-    if weight.nbytes > _LARGE_WEIGHT_BYTES:
+        return device_chunk(words, torch.cuda.get_device_properties(weight.device).total_memory)
+    if words * weight.shape[1] * weight.itemsize > _LARGE_WEIGHT_BYTES:
         return _TOKENS_OF_A_LARGE_WEIGHT
     return max(_FEWEST_TOKENS, _CACHE_BYTES // per_token)
 
@@ -64,19 +70,21 @@ def log_probs_and_entropy(
     temperature: float = 1.0,
     chunk: int | None = None,
     cap: float | None = None,
+    part: VocabularyPart | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of ``targets [tokens]`` and entropy of their distributions in nats, each ``[tokens]`` float32.
 
     The distribution is ``softmax(hidden @ weight.T / temperature)`` with ``hidden [tokens, d]`` and
     ``weight [vocabulary, d]``; with a ``cap`` logits x are cap * tanh(x / cap) before they are divided by the
     temperature. Both results are differentiable. A ``chunk`` that is given bounds the memory: more than that many rows
-    of probabilities never exist at once.
+    of probabilities never exist at once. ``part``: ``weight`` has those words alone; the gradient of ``hidden`` is then
+    this rank's summand (``TensorRanks.entering``), and the call is a collective one.
     """
     if temperature <= 0:
         raise ValueError(f"log-probs need a temperature above 0, but it is {temperature}")
     size = chunk or default_chunk(weight)
     keep = 0 if cap is not None else _kept_tokens(len(targets), weight, chunk)
-    log_probs, entropy, _ = _head(hidden, weight, targets, 1.0 / temperature, cap, size, keep, False)
+    log_probs, entropy, _ = _head(hidden, weight, targets, 1.0 / temperature, cap, size, keep, False, part)
     return log_probs, entropy
 
 
@@ -88,11 +96,12 @@ def sum_squared_probs(
     temperature: float = 1.0,
     chunk: int | None = None,
     cap: float | None = None,
+    part: VocabularyPart | None = None,
 ) -> torch.Tensor:
     """The sum over the vocabulary of the squared probabilities, ``[tokens]`` (the optimal token baseline needs it)."""
     targets = hidden.new_zeros(hidden.shape[0], dtype=torch.int64)
     size = chunk or default_chunk(weight)
-    squared = _head(hidden, weight, targets, 1.0 / temperature, cap, size, 0, True)[2]
+    squared = _head(hidden, weight, targets, 1.0 / temperature, cap, size, 0, True, part)[2]
     assert squared is not None
     return squared
 
@@ -114,24 +123,39 @@ class _Head(torch.autograd.Function):
         chunk: int,
         keep: int,
         squares: bool,
+        part: VocabularyPart | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         tokens = hidden.shape[0]
         precise = torch.promote_types(hidden.dtype, torch.float32)
-        log_probs = torch.empty(tokens, dtype=precise, device=hidden.device)
-        entropy = torch.empty_like(log_probs)
-        squared = torch.empty_like(log_probs) if squares else None
         keep = keep if any(ctx.needs_input_grad[:2]) else 0
         kept = torch.empty(keep, weight.shape[0], dtype=precise, device=hidden.device)
         room = _Room(hidden, weight, chunk, precise, cap)
-        for start in range(0, tokens, chunk):
-            part = slice(start, start + chunk)
-            log_p = room.log_softmax(hidden[part], weight, scale)
-            log_probs[part] = log_p.gather(1, targets[part, None])[:, 0]
-            p = torch.exp(log_p, out=kept[part] if start < keep else room.other(log_p))
-            if squared is not None:
-                squared[part] = torch.linalg.vecdot(p, p)
-            entropy[part] = -torch.mul(p, log_p, out=log_p).sum(1)
-        ctx.save_for_backward(hidden, weight, targets, entropy, kept)
+        normaliser: torch.Tensor | None = None
+        here: torch.Tensor | None = None
+        squared: torch.Tensor | None = None
+        if part is not None:
+            targets, here = part.own(targets)
+            told = torch.empty(5, tokens, dtype=precise, device=hidden.device)
+            for start in range(0, tokens, chunk):
+                rows = slice(start, start + chunk)
+                logits = room.logits(hidden[rows], weight, scale)
+                p = kept[rows] if start < keep else room.two(len(logits))
+                told[:, rows] = part.told(logits, targets[rows], here[rows], p)
+            normaliser, log_probs, entropy, squared = part.facts(told)
+            kept.mul_((told[0] - normaliser)[:keep, None].exp_())
+        else:
+            log_probs = torch.empty(tokens, dtype=precise, device=hidden.device)
+            entropy = torch.empty_like(log_probs)
+            squared = torch.empty_like(log_probs) if squares else None
+            for start in range(0, tokens, chunk):
+                rows = slice(start, start + chunk)
+                log_p = room.log_softmax(hidden[rows], weight, scale)
+                log_probs[rows] = log_p.gather(1, targets[rows, None])[:, 0]
+                p = torch.exp(log_p, out=kept[rows] if start < keep else room.other(log_p))
+                if squared is not None:
+                    squared[rows] = torch.linalg.vecdot(p, p)
+                entropy[rows] = -torch.mul(p, log_p, out=log_p).sum(1)
+        ctx.save_for_backward(hidden, weight, targets, entropy, kept, normaliser, here)
         ctx.scale, ctx.cap, ctx.chunk = scale, cap, chunk
         ctx.set_materialize_grads(False)
         return log_probs, entropy, squared
@@ -139,9 +163,9 @@ class _Head(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None, _: None) -> Any:
-        hidden, weight, targets, entropy, kept = ctx.saved_tensors
+        hidden, weight, targets, entropy, kept, normaliser, here = ctx.saved_tensors
         if grad_log_probs is None and grad_entropy is None:
-            return None, None, None, None, None, None, None, None
+            return (None,) * 9
         precise = entropy.dtype
         grad_hidden = torch.empty_like(hidden)
         several = hidden.shape[0] > ctx.chunk
@@ -150,42 +174,44 @@ class _Head(torch.autograd.Function):
         room = _Room(hidden, weight, ctx.chunk, precise, ctx.cap, slopes=ctx.cap is not None)
         tiny = torch.finfo(precise).tiny
         for start in range(0, hidden.shape[0], ctx.chunk):
-            part = slice(start, start + ctx.chunk)
+            rows = slice(start, start + ctx.chunk)
             # As few passes over [chunk, vocabulary] as can be: what is per token is worked out before.
-            to_log_p = None if grad_log_probs is None else grad_log_probs[part, None] * ctx.scale
+            to_log_p = None if grad_log_probs is None else grad_log_probs[rows, None] * ctx.scale
             of_log_p = None if to_log_p is None else -to_log_p
+            known = None if normaliser is None else normaliser[rows]
             if grad_entropy is None:
                 assert of_log_p is not None
                 if start < len(kept):
-                    grad = torch.mul(kept[part], of_log_p, out=room.one(len(of_log_p)))
+                    grad = torch.mul(kept[rows], of_log_p, out=room.one(len(of_log_p)))
                 else:
-                    grad = room.softmax(hidden[part], weight, ctx.scale).mul_(of_log_p)
+                    grad = room.softmax(hidden[rows], weight, ctx.scale, known).mul_(of_log_p)
             else:
-                to_entropy = grad_entropy[part, None] * ctx.scale
-                shift = to_entropy * entropy[part, None]
+                to_entropy = grad_entropy[rows, None] * ctx.scale
+                shift = to_entropy * entropy[rows, None]
                 if to_log_p is not None:
                     shift += to_log_p
                 if start < len(kept):
-                    p = kept[part]
+                    p = kept[rows]
                     # A probability too small for a number adds nothing, whatever its logarithm.
                     log_p = torch.clamp(p, min=tiny, out=room.one(len(p))).log_()
                 else:
-                    log_p = room.log_softmax(hidden[part], weight, ctx.scale)
+                    log_p = room.log_softmax(hidden[rows], weight, ctx.scale, known)
                     p = torch.exp(log_p, out=room.other(log_p))
                 grad = log_p.mul_(-to_entropy).sub_(shift).mul_(p)
             if to_log_p is not None:
-                grad.scatter_add_(1, targets[part, None], to_log_p)
+                hit = to_log_p if here is None else torch.where(here[rows, None], to_log_p, 0)
+                grad.scatter_add_(1, targets[rows, None], hit)
             if room.slopes is not None:
                 grad.mul_(room.slopes[: len(grad)])
             grad = grad.to(weight.dtype)
-            torch.mm(grad, weight, out=grad_hidden[part])
+            torch.mm(grad, weight, out=grad_hidden[rows])
             if several and precise == weight.dtype:
-                grad_weight.addmm_(grad.T, hidden[part])
+                grad_weight.addmm_(grad.T, hidden[rows])
             elif several:
-                grad_weight += grad.T @ hidden[part]
+                grad_weight += grad.T @ hidden[rows]
             else:
                 torch.mm(grad.T, hidden, out=grad_weight)
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), *(None,) * 7
 
 
 _head: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = _Head.apply
@@ -212,17 +238,32 @@ class _Room:
         self.slopes = torch.empty_like(self._one) if slopes else None
         """Of the last rows: the derivative of the capped logit by the logit."""
 
-    def log_softmax(self, hidden: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
-        """``[n, vocabulary]``, until the next call; the smallest number there is for what is impossible (-inf)."""
-        logits = self._logits(hidden, weight, scale)
+    def log_softmax(
+        self, hidden: torch.Tensor, weight: torch.Tensor, scale: float, normaliser: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``[n, vocabulary]``, until the next call; the smallest number there is for what is impossible (-inf).
+
+        ``normaliser [n]``: the logarithm of the sum of all exp(logit), where the weight's words are not all.
+        """
+        logits = self.logits(hidden, weight, scale)
         log_p = self._two[: hidden.shape[0]]
-        return torch.log_softmax(logits, dim=-1, out=log_p).clamp_(min=torch.finfo(log_p.dtype).min)
+        if normaliser is None:
+            torch.log_softmax(logits, dim=-1, out=log_p)
+        else:
+            torch.sub(logits, normaliser[:, None], out=log_p)
+        return log_p.clamp_(min=torch.finfo(log_p.dtype).min)
 
-    def softmax(self, hidden: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
+    def softmax(
+        self, hidden: torch.Tensor, weight: torch.Tensor, scale: float, normaliser: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """``[n, vocabulary]``, until the next call."""
-        return torch.softmax(self._logits(hidden, weight, scale), dim=-1, out=self._two[: hidden.shape[0]])
+        logits = self.logits(hidden, weight, scale)
+        if normaliser is None:
+            return torch.softmax(logits, dim=-1, out=self._two[: hidden.shape[0]])
+        return torch.sub(logits, normaliser[:, None], out=self._two[: hidden.shape[0]]).exp_()
 
-    def _logits(self, hidden: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
+        """``[n, vocabulary]``, capped and scaled, until the next call."""
         logits = self._one[: hidden.shape[0]]
         if logits.dtype == hidden.dtype:
             torch.mm(hidden, weight.T, out=logits)
@@ -239,6 +280,10 @@ class _Room:
     def one(self, rows: int) -> torch.Tensor:
         """``[rows, vocabulary]`` of no meaning, to be written."""
         return self._one[:rows]
+
+    def two(self, rows: int) -> torch.Tensor:
+        """Such a one in which no logits stand."""
+        return self._two[:rows]
 
     def other(self, log_p: torch.Tensor) -> torch.Tensor:
         """The matrix in which ``log_p`` does not stand."""

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from rljob_trainer.algorithms.vocabulary_kl import chunked_kl
+from rljob_trainer.algorithms.vocabulary_kl import chunked_kl, exact_kl
 from rljob_trainer.episodes.tokens import ByteArray, IntArray
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
@@ -32,6 +32,8 @@ from rljob_trainer.learner.moves import upload
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.learner.protocol import LearnerFacts
 from rljob_trainer.learner.routing_replay import replay_routing
+from rljob_trainer.learner.tensor import TensorRanks
+from rljob_trainer.learner.vocabulary import VocabularyPart
 from rljob_trainer.models.config import FAMILIES, read_json, soft_caps, unsupported_by_learner
 from rljob_trainer.models.soft_capping import soft_capped
 
@@ -131,7 +133,7 @@ class Compared(NamedTuple):
     """What the exact KL needs of the reference, and the log-probs that its forward pass gives besides."""
 
     states: torch.Tensor  # [tokens, d] of this rank's tokens
-    weight: torch.Tensor  # [vocabulary, d]
+    weight: torch.Tensor  # [vocabulary, d], or the rows of this rank's words
     log_probs: torch.Tensor  # [tokens]
 
 
@@ -145,10 +147,12 @@ class Policy(nn.Module):
     predicts = True
     """Whether the losses of this rank's tokens are computed here."""
 
-    def __init__(self, language_model: PreTrainedModel, chunk: int | None) -> None:
+    def __init__(self, language_model: PreTrainedModel, chunk: int | None, tensor: TensorRanks | None = None) -> None:
+        """``tensor``: the ranks among which the output matrix will be divided, if any."""
         super().__init__()
         self.language_model = language_model
         self.chunk = chunk
+        self.part = None if tensor is None else VocabularyPart(tensor, len(self.output_weight))
         self.outputs_only = compute_outputs_only(self.layers)
         replay_routing(self.layers)
         caps = soft_caps(language_model.config.to_dict())
@@ -165,10 +169,11 @@ class Policy(nn.Module):
         reference: Compared | None = None,
     ) -> PolicyStreams:
         """Log-probs and entropy, and what else is asked for. ``reference``: for the exact KL to it."""
-        hidden = row.outputs(self.hidden(row))
-        weight = self.language_model.get_output_embeddings().weight
+        states_read = row.outputs(self.hidden(row))
+        hidden = states_read if self.part is None else self.part.ranks.entering(states_read)
+        weight, part = self.output_weight, self.part
         log_probs, entropy = log_probs_and_entropy(
-            hidden, weight, row.targets, temperature=temperature, chunk=self.chunk, cap=self.logit_cap
+            hidden, weight, row.targets, temperature=temperature, chunk=self.chunk, cap=self.logit_cap, part=part
         )
         kl = None
         if reference is not None:
@@ -178,18 +183,21 @@ class Policy(nn.Module):
                 reference.states,
                 lambda x: soft_capped(x @ reference.weight.T, self.logit_cap),  # all models are of one family
                 temperature=temperature,
-                chunk=self.chunk or default_chunk(weight),
+                chunk=self.chunk or default_chunk(weight, part),
+                divergence=exact_kl if part is None else part.exact_kl,
             )
         squared = None
         if squares:
-            squared = sum_squared_probs(hidden, weight, temperature=temperature, chunk=self.chunk, cap=self.logit_cap)
+            squared = sum_squared_probs(
+                hidden, weight, temperature=temperature, chunk=self.chunk, cap=self.logit_cap, part=part
+            )
         if row.whole_tokens is not None:
             there = [stream for stream in (log_probs, entropy, squared, kl) if stream is not None]
             whole = iter(row.whole_tokens(*there))
             log_probs, entropy = next(whole), next(whole)
             squared = None if squared is None else next(whole)
             kl = None if kl is None else next(whole)
-        return PolicyStreams(log_probs, entropy, squared, hidden if states else None, kl)
+        return PolicyStreams(log_probs, entropy, squared, states_read if states else None, kl)
 
     def hidden(self, row: PackedRow) -> torch.Tensor:
         """Last hidden states ``[N, d]``, or ``[M, d]`` of the rows that are read."""
@@ -201,7 +209,7 @@ class Policy(nn.Module):
 
     @property
     def output_weight(self) -> torch.Tensor:
-        """The matrix ``[vocabulary, d]`` that turns a hidden state into logits."""
+        """The matrix ``[vocabulary, d]`` that turns a hidden state into logits, or this rank's rows of it."""
         weight: torch.Tensor = self.language_model.get_output_embeddings().weight
         return weight
 
@@ -264,10 +272,11 @@ def load_policy(
     chunk: int | None = None,
     trust_remote_code: bool = False,
     empty: bool = False,
+    tensor: TensorRanks | None = None,
 ) -> Policy:
     """The language model of a Hugging Face folder, with attention over packed rows and without dropout. ``empty``: its
-    parameters get their values later (``loading.py``)."""
-    return Policy(_load(folder, dtype, trust_remote_code, empty), chunk)
+    parameters get their values later (``loading.py``). ``tensor``: ranks that will divide its matrices."""
+    return Policy(_load(folder, dtype, trust_remote_code, empty), chunk, tensor)
 
 
 def facts_of(model: PreTrainedModel, device: torch.device) -> LearnerFacts:

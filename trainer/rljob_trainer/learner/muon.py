@@ -47,7 +47,8 @@ class Muon:
         alike: dict[tuple[int, ...], list[tuple[torch.nn.Parameter, torch.Tensor]]] = defaultdict(list)
         for i, direction in zip(chosen, ahead, strict=True):
             parameter = self._parameters[i]
-            alike[tuple(parameter.shape)].append((parameter, self._layout.whole(direction, parameter)))
+            whole = self._layout.whole(direction, parameter)
+            alike[tuple(whole.shape)].append((parameter, whole))
         for shape, members in alike.items():
             size = 0.2 * math.sqrt(max(shape[-2:]))
             steps = orthogonal(torch.stack([direction for _, direction in members]))

@@ -37,8 +37,7 @@ class Reference:
 
     def __init__(self, policy: Policy | WithoutAdapter, layout: Layout) -> None:
         self._policy = policy
-        weight = policy.output_weight.detach()
-        self._weight = layout.whole(layout.local(weight), weight)
+        self._weight = layout.computed_with(policy.output_weight)
 
     @torch.no_grad()
     def __call__(self, row: PackedRow, temperature: float) -> Compared:

@@ -80,7 +80,9 @@ class LearnerSettings:
     replicate: int = 1
     """Copies of the weights, each cut into shards over the other ranks."""
     context: int = 1
-    """Neighbouring ranks that compute each row together (``context.py``)."""
+    """Groups of tensor ranks that compute each row together (``context.py``)."""
+    tensor: int = 1
+    """Neighbouring ranks that compute each layer together (``tensor.py``)."""
     actor: OptimizerSettings = OptimizerSettings()
     critic: OptimizerSettings | None = None
     """None: no critic."""
@@ -112,10 +114,10 @@ class LearnerSettings:
     """Where a node that has no ``model_path`` takes it from."""
 
     def __post_init__(self) -> None:
-        if self.ranks % (self.replicate * self.context):
+        if self.ranks % (self.replicate * self.context * self.tensor):
             raise ValueError(
-                f"trainer.parallelism: replicate x context = {self.replicate} x {self.context} does not divide the "
-                f"number of ranks, {self.ranks}"
+                f"trainer.parallelism: replicate x context x tensor = {self.replicate} x {self.context} x "
+                f"{self.tensor} does not divide the number of ranks, {self.ranks}"
             )
 
     @classmethod
@@ -148,6 +150,7 @@ class LearnerSettings:
             ranks=trainer.ranks,
             replicate=trainer.parallelism.replicate,
             context=trainer.parallelism.context,
+            tensor=trainer.parallelism.tensor,
             actor=OptimizerSettings.from_spec(trainer.optimizer),
             critic=None if critic is None else OptimizerSettings.from_spec(trainer.critic_optimizer(critic)),
             reference=algorithm.needs_reference,

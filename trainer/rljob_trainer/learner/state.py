@@ -283,8 +283,13 @@ def _described(files: StateFiles, place: str | Path) -> dict[str, Any]:
 
 
 def _digests(models: Sequence[Trained]) -> dict[str, int]:
-    """Digests of this rank's part of every tensor."""
-    return dict(manifest_of((shard.name, shard.tensor) for shard in _shards(models)).sums)
+    """Digests of this rank's part of every tensor, by name and box: as many ranks may cut them up otherwise."""
+    return dict(manifest_of((_boxed(shard), shard.tensor) for shard in _shards(models)).sums)
+
+
+def _boxed(shard: Shard) -> str:
+    ends = zip(shard.offset, shard.tensor.shape, strict=True)
+    return f"{shard.name}[{', '.join(f'{start}:{start + size}' for start, size in ends)}]"
 
 
 def _check(saved: dict[str, int], read: dict[str, int], place: str | Path) -> None:

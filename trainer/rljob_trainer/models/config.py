@@ -25,6 +25,9 @@ GEMMA = ("gemma2", "gemma3_text")
 """Those with scaled embeddings, norms on both sides, windows in some layers, and soft caps. Embedding and output matrix
 are one unless the configuration says otherwise."""
 
+TENSOR_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+"""Those whose layers the learner divides among ranks (``trainer.parallelism.tensor``)."""
+
 COPY = "copy the model again, or correct the file"
 
 _SIZES = (

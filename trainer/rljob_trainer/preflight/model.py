@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from rljob_api import Readable, Violation
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.models.config import TENSOR_FAMILIES
 from rljob_trainer.preflight.places import HUB, as_violation, local_path, unknown_scheme
 
 if TYPE_CHECKING:
+    from rljob_api.spec.pools import TrainerParallelism
     from rljob_trainer.models.folder import Shape
     from rljob_trainer.models.tokenizer_files import TokenizerFiles
 
@@ -158,18 +160,37 @@ def _shape(found: Readable, shape: Shape) -> Iterator[Violation]:
         and found.job.spec.algorithm.routing_replay
     ):
         yield Violation("spec.algorithm.routingReplay", f"the model {shape.unreplayable}", "remove it")
-    context = found.job.spec.trainer.parallelism.context if found.says("spec.trainer.parallelism") else 1
-    if shape.heads % context:
-        yield Violation(
-            "spec.trainer.parallelism.context",
-            f"its {context} ranks cannot divide the {shape.heads} attention heads of the model",
-            f"use a divisor of {shape.heads}",
-        )
+    if found.says("spec.trainer.parallelism"):
+        yield from _parallelism(found.job.spec.trainer.parallelism, shape, ours=ours)
     if engine == "vllm" and shape.head_dim < 32:
         yield Violation(
             "spec.model.source",
             f"its heads are {shape.head_dim} wide, and vLLM needs 32 or more",
             "use rollout.engine: torch",
+        )
+
+
+def _parallelism(ways: TrainerParallelism, shape: Shape, *, ours: bool) -> Iterator[Violation]:
+    """``ours``: whether the backend is one that is built in."""
+    context, tensor, path = ways.context, ways.tensor, "spec.trainer.parallelism"
+    if tensor > 1 and ours and shape.family not in TENSOR_FAMILIES:
+        yield Violation(
+            f"{path}.tensor",
+            f"layers of {shape.family} are not divided among ranks, but those of {', '.join(TENSOR_FAMILIES)}",
+            "use 1, and shard or context instead",
+        )
+    elif shape.kv_heads % tensor:
+        yield Violation(
+            f"{path}.tensor",
+            f"its {tensor} ranks cannot divide the {shape.kv_heads} key heads of the model",
+            f"use a divisor of {shape.kv_heads}",
+        )
+    elif shape.heads % (context * tensor):
+        ranks = f"its {context} ranks" if tensor == 1 else f"its {context} x {tensor} (tensor) ranks"
+        yield Violation(
+            f"{path}.context",
+            f"{ranks} cannot divide the {shape.heads} attention heads of the model",
+            f"use a divisor of {shape.heads // tensor}",
         )
 
 

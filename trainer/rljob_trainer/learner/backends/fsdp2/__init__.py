@@ -1,10 +1,12 @@
 """The backend ``fsdp2``: PyTorch's fully sharded data parallelism.
 
-Every rank trains on sequences of its own, or, with ``trainer.parallelism.context``, as many neighbouring ranks as it
-says on the same ones, each on a part of their tokens (``learner/context.py``).
+Every rank trains on sequences of its own. With ``trainer.parallelism.context`` as many ranks as it says train on the
+same ones, each on a part of their tokens (``learner/context.py``), and with ``trainer.parallelism.tensor`` as many
+neighbours, each with a part of every matrix (``learner/tensor.py``).
 
 build.py      models, meshes and layout of one rank
 mesh.py       the ranks as a mesh, modules cut up layer by layer
+tensor.py     which matrices are divided among tensor ranks, and how modules compute with parts
 layout.py     a rank's part of a tensor, and back
 """
 
@@ -24,7 +26,7 @@ class Fsdp2:
     """A ``Backend``."""
 
     def placement(self, settings: LearnerSettings) -> tuple[Placement, ...]:
-        each = settings.context
+        each = settings.context * settings.tensor
         return tuple(Placement(rank // each, returns_outputs=not rank % each) for rank in range(settings.ranks))
 
     def rules(self, settings: LearnerSettings) -> RowRules:

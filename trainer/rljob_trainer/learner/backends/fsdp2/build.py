@@ -10,8 +10,15 @@ from torch import nn
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner import export
 from rljob_trainer.learner.backend import Placement, RowRules
-from rljob_trainer.learner.backends.fsdp2.layout import Fsdp2Layout
-from rljob_trainer.learner.backends.fsdp2.mesh import context_of, join, shard
+from rljob_trainer.learner.backends.fsdp2.layout import DividedFsdp2Layout, Fsdp2Layout
+from rljob_trainer.learner.backends.fsdp2.mesh import context_of, join, shard, tensor_of
+from rljob_trainer.learner.backends.fsdp2.tensor import (
+    DividedDimension,
+    check_divisible,
+    compute_in_parts,
+    cut,
+    divided_dimensions,
+)
 from rljob_trainer.learner.compiled import compile_layers
 from rljob_trainer.learner.cpu.lanes import TwoLanes, two_lanes
 from rljob_trainer.learner.cpu.plain_layer import compute_in_rows
@@ -48,6 +55,12 @@ def build_rank(
     """All ranks at once. ``address`` and ``timeout_seconds``: see ``Backend.start``."""
     device = prepare(settings)
     mesh = join(settings, rank, address, timeout_seconds)
+    tensor = tensor_of(settings, timeout_seconds)
+    if tensor is not None and settings.lora is not None:
+        raise JobFileError(
+            "spec.trainer.parallelism.tensor: adapters are not divided among ranks; use 1, or remove spec.model.lora"
+        )
+    dimensions: dict[str, DividedDimension] = {}
 
     # What is cut up layer by layer is read layer by layer, in the files' own precision if that is half. An adapter has
     # to find the base's weights in place.
@@ -61,8 +74,13 @@ def build_rank(
         def fill(part: nn.Module) -> None:
             if files is not None:
                 files.fill(part, names.__getitem__, stored if masters == torch.float32 else settings.compute_dtype)
+            if tensor is not None:
+                cut(part, tensor)
 
-        if settings.compile:
+        if tensor is not None:
+            dimensions.update(divided_dimensions(module))
+            compute_in_parts(module, tensor)
+        elif settings.compile:
             compile_layers(module.layers)
         else:
             compute_in_rows(module.layers)
@@ -78,6 +96,7 @@ def build_rank(
             chunk=settings.log_prob_chunk_tokens,
             trust_remote_code=settings.trust_remote_code,
             empty=empty,
+            tensor=tensor,
         )
 
     stored = torch.float32 if mesh is None else export.stored_dtype(settings.model_path)
@@ -85,7 +104,10 @@ def build_rank(
         stored = settings.compute_dtype
     masters = torch.float32 if settings.lora is None else None
     actor = policy(stored)
-    heads = actor.language_model.config.get_text_config().num_attention_heads
+    config = actor.language_model.config.get_text_config()
+    heads = config.num_attention_heads
+    if tensor is not None:
+        check_divisible(config, settings.tensor, settings.context)
     if heads % settings.context:
         raise JobFileError(
             f"spec.trainer.parallelism.context: the model's {heads} attention heads cannot be divided among "
@@ -109,6 +131,12 @@ def build_rank(
         reference = policy(settings.compute_dtype)
         reference.requires_grad_(False)
         spread(reference, settings.compute_dtype)
+    layout = Layout()
+    if mesh is not None and tensor is not None:
+        modules = [module for module in (actor, critic, reference) if isinstance(module, nn.Module)]
+        layout = DividedFsdp2Layout(mesh.get_group("shard"), tensor, modules, dimensions)
+    elif mesh is not None:
+        layout = Fsdp2Layout(mesh.get_group("shard"))
     return LearnerRank(
         settings,
         rank,
@@ -116,7 +144,7 @@ def build_rank(
             actor=actor,
             critic=critic,
             reference=reference,
-            layout=Layout() if mesh is None else Fsdp2Layout(mesh.get_group("shard")),
+            layout=layout,
             placement=placement,
             rules=rules,
             device=device,

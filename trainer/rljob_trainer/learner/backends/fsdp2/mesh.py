@@ -1,9 +1,10 @@
 """How models are spread over ranks: FSDP2 per layer, with float32 masters under half-precision compute.
 
-    rank = (copy x shards + shard) x context + part
+    rank = ((copy x shards + shard) x context + part) x tensor + place
 
 A copy of the weights is cut over shards x context ranks. To FSDP2 the ranks of a row are like any others: each has
-tokens of its own, and their gradients add up.
+tokens of its own, and their gradients add up. Tensor ranks have other weights: each of their places has a mesh of its
+own, over the ranks of that place.
 
 One rank in float32 stays a plain module: no wrapping, no process group, no cost.
 """
@@ -23,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.process import meet
 from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.learner.tensor import TensorRanks
 
 
 def needs_process_group(settings: LearnerSettings) -> bool:
@@ -38,22 +40,42 @@ def join(settings: LearnerSettings, rank: int, address: str, timeout_seconds: fl
     if not needs_process_group(settings):
         return None
     meet(settings, rank, address, timeout_seconds)
-    shards = settings.ranks // settings.replicate
-    if settings.replicate == 1:
-        return init_device_mesh(settings.device, (shards,), mesh_dim_names=("shard",))
-    places = torch.arange(settings.ranks).view(settings.replicate, shards)
+    if settings.replicate == settings.tensor == 1:
+        return init_device_mesh(settings.device, (settings.ranks,), mesh_dim_names=("shard",))
+    # [replicate, shards, tensor]
+    places = torch.arange(settings.ranks).view(settings.replicate, -1, settings.tensor)
+    own = places[..., rank % settings.tensor]
     # A mesh that makes its groups itself gives them torch's own deadline.
     timeout = timedelta(seconds=timeout_seconds)
-    groups = [dist.new_subgroups_by_enumeration(each.tolist(), timeout)[0] for each in (places.T, places)]
-    return DeviceMesh.from_group(groups, settings.device, places, mesh_dim_names=("replicate", "shard"))
+    shards = _own_group(places.transpose(1, 2), timeout)
+    if settings.replicate == 1:
+        return DeviceMesh.from_group(shards, settings.device, own[0], mesh_dim_names=("shard",))
+    groups = [_own_group(places.permute(1, 2, 0), timeout), shards]
+    return DeviceMesh.from_group(groups, settings.device, own, mesh_dim_names=("replicate", "shard"))
 
 
 def context_of(settings: LearnerSettings, timeout_seconds: float) -> Context | None:
-    """The neighbours that compute rows together with this rank, after ``join``; None where it computes them alone."""
+    """The ranks that compute rows together with this one, after ``join``; None where it computes them alone."""
     if settings.context == 1:
         return None
-    own, _ = dist.new_subgroups(settings.context, timeout=timedelta(seconds=timeout_seconds))
+    places = torch.arange(settings.ranks).view(-1, settings.context, settings.tensor)
+    own = _own_group(places.transpose(1, 2), timedelta(seconds=timeout_seconds))
     return Context(own, own.size(), own.rank())
+
+
+def tensor_of(settings: LearnerSettings, timeout_seconds: float) -> TensorRanks | None:
+    """The neighbours that compute layers together with this rank, after ``join``; None where it has whole ones."""
+    if settings.tensor == 1:
+        return None
+    places = torch.arange(settings.ranks).view(-1, settings.tensor)
+    own = _own_group(places, timedelta(seconds=timeout_seconds))
+    return TensorRanks(own, own.size(), own.rank())
+
+
+def _own_group(places: torch.Tensor, timeout: timedelta) -> dist.ProcessGroup:
+    """Groups of the ranks ``places [..., n]``, of which this rank's is returned. A collective call."""
+    own: dist.ProcessGroup = dist.new_subgroups_by_enumeration(places.flatten(0, -2).tolist(), timeout)[0]
+    return own
 
 
 def shard(
