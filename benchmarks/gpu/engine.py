@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +16,8 @@ from benchmarks.gpu.model import CONTEXT, prompts, shaped_model
 REQUESTS, TOKENS = 256, 512
 
 ENGINE_ARGUMENTS: dict[str, Any] = {"gpu_memory_utilization": 0.8}
+OURS = "engine.txt"
+"""Where our tokens a second are kept, for the ratio."""
 ROUNDS = 3
 """One that is not counted (CUDA graphs, caches) and two that are."""
 
@@ -23,11 +27,25 @@ def measure(writer: Writer, cache: Path) -> None:
     model = shaped_model(cache)
     rates: dict[str, float] = {}
     for name, side in (("ours", ours), ("bare", bare)):
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            rounds = pool.submit(side, model, REQUESTS, TOKENS, "cuda").result()[1:]
-        rates[name] = max(made / seconds for made, seconds in rounds)
+        rates[name] = _rate(side, model)
         writer.plain(f"engine, {'bare vLLM' if name == 'bare' else 'ours'}", rates[name], "tokens/s")
     writer.at_least("engine, ours over bare vLLM", rates["ours"] / rates["bare"], 0.95)
+    (cache / OURS).write_text(str(rates["ours"]))
+
+
+def measure_own_process(writer: Writer, cache: Path) -> None:
+    """Ours with ``rollout.multiprocessing``, beside what ``measure`` has found without."""
+    rate = _rate(partial(ours, own_process=True), shaped_model(cache))
+    writer.plain("engine, ours, core in its own process", rate, "tokens/s")
+    if (cache / OURS).exists():
+        writer.plain("engine, own process over core here", rate / float((cache / OURS).read_text()))
+
+
+def _rate(side: Callable[[Path, int, int, str], list[tuple[int, float]]], model: Path) -> float:
+    """Tokens a second of the best round but the first."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        rounds = pool.submit(side, model, REQUESTS, TOKENS, "cuda").result()[1:]
+    return max(made / seconds for made, seconds in rounds)
 
 
 def bare(model: Path, count: int, tokens: int, device: str) -> list[tuple[int, float]]:
@@ -50,8 +68,8 @@ def bare(model: Path, count: int, tokens: int, device: str) -> list[tuple[int, f
     return rounds
 
 
-def ours(model: Path, count: int, tokens: int, device: str) -> list[tuple[int, float]]:
-    """Our vLLM engine on its thread, as its actor drives it."""
+def ours(model: Path, count: int, tokens: int, device: str, *, own_process: bool = False) -> list[tuple[int, float]]:
+    """Our vLLM engine on its thread, as its actor drives it. ``own_process``: ``rollout.multiprocessing``."""
     from rljob_trainer.episodes.identity import TRAINING, EpisodeId
     from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
     from rljob_trainer.rollout.actor import EngineSpec, build_engine
@@ -65,6 +83,7 @@ def ours(model: Path, count: int, tokens: int, device: str) -> list[tuple[int, f
         device=device,
         max_context=CONTEXT,
         max_concurrent=count,
+        own_process=own_process,
         engine_args=arguments,
     )
     loop = EngineLoop(lambda: build_engine(spec), "0")

@@ -5,6 +5,7 @@ It needs torch and transformers and nothing else that is large, so it runs where
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from statistics import median
 
@@ -56,7 +57,9 @@ def responses(model: Path, sequences: int, samples: int, tokens: int) -> Sequenc
     )
 
 
-def new_rank(model: Path, device: str, dtype: Dtype, micro_batch_tokens: int, *, reference: bool) -> LearnerRank:
+def new_rank(
+    model: Path, device: str, dtype: Dtype, micro_batch_tokens: int, *, reference: bool, compiled: bool = False
+) -> LearnerRank:
     """A learner of one rank, in this process; in bfloat16 it opens a process group with itself."""
     settings = LearnerSettings(
         model,
@@ -64,6 +67,7 @@ def new_rank(model: Path, device: str, dtype: Dtype, micro_batch_tokens: int, *,
         device="cuda" if device == "cuda" else "cpu",
         reference=reference,
         micro_batch_tokens=micro_batch_tokens,
+        compile=compiled,
     )
     return Fsdp2().start(settings, address=f"127.0.0.1:{free_port()}")
 
@@ -116,8 +120,26 @@ def _measure(
             writer.plain(f"{name}: {stage}, model FLOPs utilisation", used)
     if memory:
         writer.plain(f"{name}: device memory at its peak", memory / 1e9, "GB")
+        _turns(writer, rank, name)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def _turns(writer: Writer, rank: LearnerRank, name: str) -> None:
+    """What a colocated engine waits for: everything to host memory, and back. Host memory is made in the first turn."""
+    for turn in (1, 2):
+        used = torch.cuda.memory_allocated()
+        started = time.perf_counter()
+        rank.rest()
+        torch.cuda.synchronize()
+        rested = time.perf_counter()
+        moved = (used - torch.cuda.memory_allocated()) / 1e9
+        rank.wake()
+        torch.cuda.synchronize()
+        woken = time.perf_counter()
+        if turn == 2:
+            writer.plain(f"{name}: rest", moved / (rested - started), "GB/s")
+            writer.plain(f"{name}: wake", moved / (woken - rested), "GB/s")
 
 
 def _compare(writer: Writer, rank: LearnerRank, model: Path, batch: SequenceBatch, name: str, device: str) -> None:

@@ -27,6 +27,10 @@ def main() -> None:
         from benchmarks.gpu import learner
 
         learner.measure(writer, device, cache)
+    elif name == "compile":
+        from benchmarks.gpu import compiled
+
+        compiled.measure(writer, device, cache)
     elif name.startswith("publication"):
         from benchmarks.gpu import publication
 
@@ -43,6 +47,10 @@ def main() -> None:
         from benchmarks.gpu import engine
 
         engine.measure(writer, cache)
+    elif name == "engine-process":
+        from benchmarks.gpu import engine
+
+        engine.measure_own_process(writer, cache)
     else:
         from benchmarks.gpu import step
 

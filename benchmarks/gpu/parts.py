@@ -41,6 +41,8 @@ PARTS = (
     Part("engine", "tokens/s of our engine beside bare vLLM", 120, ENGINE),
     Part("step-colocated", "GRPO steps, engine and learner on one GPU", 115, RUN),
     Part("step-separate", "GRPO steps, engine and learner on a GPU each", 120, RUN, gpus=2),
+    Part("compile", "gradients, tokens/s and memory with trainer.compile beside without", 90, LEARNER, on_cpu=True),
+    Part("engine-process", "tokens/s of our engine with vLLM's core in its own process", 60, ENGINE),
     Part("step-deterministic", "the steps of step-colocated with deterministic: true", 115, RUN),
     Part("step-trl", "the steps of step-colocated by TRL with vLLM", 120, LEARNER),
 )

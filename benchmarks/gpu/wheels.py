@@ -82,7 +82,7 @@ def main() -> None:
         size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
         print(f"""{size / 2**20:.0f} MiB in {folder}. Carry it and this checkout over, and there, in the checkout:
 python3 -m pip install --no-index --find-links /where/it/is transformers psutil pyyaml pydantic
-python3 -m benchmarks.gpu --only attention learner publication publication-ipc killed""")
+python3 -m benchmarks.gpu --only attention learner publication publication-ipc killed compile""")
         return
     for what, requirements in (("rljob with its GPU packages", own()), ("TRL with vLLM", peers())):
         print(f"fetching {what}: {requirements.count('==')} wheels", flush=True)

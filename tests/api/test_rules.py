@@ -94,6 +94,12 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec: {data: {maxPromptTokens: 100}, rollout: {maxResponseTokens: 157}, "
      "model: {source: null, random: {tokenizer: {characters: abc}}}}",
      "spec.model.random.contextLength"),
+    ("layers_are_compiled_by_fsdp2", "spec: {trainer: {compile: true}}",
+     "spec: {trainer: {compile: true, backend: 'mine:Backend'}}", "spec.trainer.compile"),
+    ("compiled_layers_are_whole", "spec: {trainer: {compile: true}}",
+     SHARED_ROWS % "{compile: true, replicas: 2, parallelism: {tensor: 2}}", "spec.trainer.compile"),
+    ("multiprocessing_is_vllm_s", "spec: {rollout: {multiprocessing: true, engine: vllm}}",
+     "spec: {rollout: {multiprocessing: true, engine: torch}}", "spec.rollout.multiprocessing"),
     ("lora_is_trained_by_fsdp2", "spec: {model: {lora: {rank: 8}}, trainer: {backend: fsdp2}}",
      "spec: {model: {lora: {rank: 8}}, trainer: {backend: 'mine:Backend'}}", "spec.model.lora"),
     ("lora_targets_differ", "spec: {model: {lora: {targets: [q_proj, v_proj]}}}",

@@ -82,7 +82,7 @@ def test_packages_that_are_missing_are_named_and_what_wants_torch_alone_runs(
 ) -> None:
     monkeypatch.setattr(parts, "find_spec", lambda name: None if name in ("ray", "vllm") else object())
     alone = [part.name for part in parts.PARTS if parts.lacking(part, "cuda", 1, tmp_path) is None]
-    assert alone == ["attention", "learner", "publication", "publication-ipc", "killed"]
+    assert alone == ["attention", "learner", "publication", "publication-ipc", "killed", "compile"]
     lack = parts.lacking(parts.BY_NAME["step-colocated"], "cuda", 1, tmp_path)
     assert lack is not None
     assert "no vllm and no ray: `python3.12 requirements/install.py --accelerator gpu`" in lack
@@ -96,10 +96,11 @@ def test_without_a_gpu_nothing_is_measured_and_that_is_written(tmp_path: Path, m
 
 
 def test_on_one_gpu_every_part_has_its_time(tmp_path: Path) -> None:
-    """The two that repeat what another one does come last: by name, or where the others were quick."""
+    """Those that repeat what another one does come last: by name, or where the others were quick."""
     alone = [part for part in parts.PARTS if part.gpus == 1]
-    assert [part.name for part in alone[-2:]] == ["step-deterministic", "step-trl"]
-    assert sum(part.seconds for part in alone[:-2]) <= command.SECONDS
+    last = ["compile", "engine-process", "step-deterministic", "step-trl"]
+    assert [part.name for part in alone[-4:]] == last
+    assert sum(part.seconds for part in alone[:-4]) <= command.SECONDS
 
 
 @pytest.mark.parametrize(

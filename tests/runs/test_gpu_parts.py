@@ -25,7 +25,7 @@ def test_the_parts_that_want_torch_alone_run_without_ray_and_vllm_and_meet_their
     for name in ("ray", "vllm"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('there is no {name} here')")
     monkeypatch.setattr(command, "IMPORTABLE", os.pathsep.join([str(tmp_path), command.IMPORTABLE]))
-    names = ["attention", "learner", "publication", "publication-ipc", "killed"]
+    names = ["attention", "learner", "publication", "publication-ipc", "killed", "compile"]
     outcomes = command.check(names, "cpu", cache, tmp_path, command.SECONDS)
     assert {name: outcome.reason for name, outcome in outcomes.items()} == dict.fromkeys(names, "")
     missed = [figure for outcome in outcomes.values() for figure in outcome.figures if figure.met is False]
@@ -33,6 +33,8 @@ def test_the_parts_that_want_torch_alone_run_without_ray_and_vllm_and_meet_their
     # Forward and three gradients: with grouped heads, without, and with capped scores.
     assert len(outcomes["attention"].figures) == 12
     assert figures(outcomes["learner"])["small, bfloat16: update_actor"] > 0
+    # As the learner's own tests have it: programs and layers as they are have one gradient.
+    assert figures(outcomes["compile"])["compile: gradient, relative difference"] < 1e-5
     written = json.loads((tmp_path / "gpu_on_cpu.json").read_text())["results"]
     assert list(written) == names
 

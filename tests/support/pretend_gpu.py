@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob_trainer.algorithms import kept, moments, segments
+from rljob_trainer.learner import attention
 from rljob_trainer.learner import rank as rank_module
 from rljob_trainer.learner.attention import ATTENTION, Packed
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2, build
@@ -146,6 +147,7 @@ class PretendGpu:
         patch.setattr(build.export, "stored_dtype", lambda _: torch.bfloat16)
         patch.setattr(rank_module, "Untouched", _Unseen)
         patch.setattr(Packed, "of", classmethod(by_flash))
+        patch.setattr(attention, "upload", lambda tensor, to: tensor.to(to))  # there is no stream to send it on
         for module in (segments, kept, moments):
             patch.setattr(module, "all_kept", lambda _: False)  # as on a GPU
         patch.setattr(FakeTensor, "is_cuda", True, raising=False)

@@ -273,3 +273,55 @@ def variables_are_set_in_one_place(job: Job) -> Iterator[Violation]:
         for index, entry in enumerate(pool.pod.env):
             if entry.name in pool.env:
                 yield Violation(f"{path}.pod.env[{index}].name", f"is set in {path}.env too", "keep one of them")
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!self.rollout.multiprocessing || self.rollout.engine == 'vllm'",
+        "only vLLM has a core to put into another process; remove it, or set rollout.engine: vllm",
+        ".rollout.multiprocessing",
+    )
+)
+def multiprocessing_is_vllm_s(job: Job) -> Iterator[Violation]:
+    if job.spec.rollout.multiprocessing and job.spec.rollout.engine != "vllm":
+        yield Violation(
+            "spec.rollout.multiprocessing",
+            "only vLLM has a core to put into another process",
+            "remove it, or set rollout.engine: vllm",
+        )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!self.trainer.compile || self.trainer.backend == 'fsdp2'",
+        "layers are compiled by trainer.backend: fsdp2 alone; use that, or remove compile",
+        ".trainer.compile",
+    )
+)
+def layers_are_compiled_by_fsdp2(job: Job) -> Iterator[Violation]:
+    backend = job.spec.trainer.backend
+    if job.spec.trainer.compile and backend != "fsdp2":
+        yield Violation(
+            "spec.trainer.compile",
+            f"layers are not compiled by trainer.backend: {backend}",
+            "use trainer.backend: fsdp2, or remove compile",
+        )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!self.trainer.compile || self.trainer.parallelism.tensor == 1",
+        "layers that several ranks compute together are not compiled; remove compile, or use parallelism.tensor: 1",
+        ".trainer.compile",
+    )
+)
+def compiled_layers_are_whole(job: Job) -> Iterator[Violation]:
+    if job.spec.trainer.compile and job.spec.trainer.parallelism.tensor > 1:
+        yield Violation(
+            "spec.trainer.compile",
+            "layers that several ranks compute together (parallelism.tensor) are not compiled",
+            "remove compile, or use parallelism.tensor: 1",
+        )

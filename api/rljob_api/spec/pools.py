@@ -60,6 +60,10 @@ class RolloutSpec(SpecModel):
     free_cache_engine: Annotated[bool, SUSPENDED] = Field(
         default=True, description="colocated: free the engine's KV cache and weights while the trainer works."
     )
+    multiprocessing: Annotated[bool, SUSPENDED] = Field(
+        default=False,
+        description="vllm: its core runs in a process of its own, beside the one that takes requests and results.",
+    )
     engine_args: Annotated[FreeForm, SUSPENDED] = Field(
         default={}, description="Passed to vLLM's EngineArgs as they are (its own snake_case names)."
     )
@@ -146,6 +150,10 @@ class TrainerSpec(SpecModel):
     )
     activation_checkpointing: Annotated[bool, SUSPENDED] = Field(
         default=False, description="Compute activations again in the backward pass: less memory, a third more work."
+    )
+    compile: Annotated[bool, SUSPENDED] = Field(
+        default=False,
+        description="Layers through torch.compile: fewer passes over memory, and some seconds to compile at the start.",
     )
     offload: Annotated[bool, SUSPENDED] = Field(
         default=False, description="Keep optimizer state and idle models in host memory."

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from slow_core import slow
 from small_episodes import named
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -17,7 +19,10 @@ from rljob_trainer.errors import EngineError
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, LoraSettings
+from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.manifest import manifest_of
+from rljob_trainer.weights.plan import describe
+from rljob_trainer.weights.sender import Publisher
 
 if TYPE_CHECKING:
     from rljob_trainer.rollout.vllm_engine import VLLMEngine
@@ -34,13 +39,19 @@ def rank(llama_folder: Path) -> LearnerRank:
     return Fsdp2().start(LearnerSettings(llama_folder, lora=LORA))
 
 
-@pytest.fixture(scope="module")
-def engine(llama_folder: Path) -> Iterator[VLLMEngine]:
+@pytest.fixture(scope="module", params=[False, True], ids=["core here", "core in its own process"])
+def engine(llama_folder: Path, request: pytest.FixtureRequest) -> Iterator[VLLMEngine]:
     from rljob_trainer.rollout.vllm_engine import VLLMEngine
 
     arguments = {"kv_cache_memory_bytes": 32 << 20}
     engine = VLLMEngine(
-        llama_folder, max_concurrent=8, max_context=200, keep_cache=True, adapter_rank=LORA.rank, engine_args=arguments
+        llama_folder,
+        max_concurrent=8,
+        max_context=200,
+        keep_cache=True,
+        adapter_rank=LORA.rank,
+        own_process=request.param,
+        engine_args=arguments,
     )
     yield engine
     engine.close()
@@ -61,10 +72,21 @@ def drawn(rank: LearnerRank, seed: int, folder: Path) -> PreTrainedModel:
 def publish(rank: LearnerRank, engine: VLLMEngine, version: int) -> int:
     """Returns how many bytes it took."""
     tensors = list(rank.named_parameters_for_publish())
-    engine.begin_update()
-    engine.load(tensors[:5])
-    engine.load(tensors[5:])
-    engine.finish_update(version, manifest_of(tensors))
+    if engine.takes_tensors:
+        engine.begin_update()
+        engine.load(tensors[:5])
+        engine.load(tensors[5:])
+        engine.finish_update(version, manifest_of(tensors))
+    else:
+        publisher = Publisher(1 << 16, "127.0.0.1")
+        link = WeightLink(publisher.address, version, ("the learner", "engine 0"))
+        with ThreadPoolExecutor(1) as sender:
+            connected = sender.submit(publisher.connect, link, 30)
+            engine.join_weights(link, 1, 30)
+            connected.result(30)
+            sent = sender.submit(publisher.publish, describe(tensors), tensors, version, 30)
+            engine.receive_weights(version, 30)
+            sent.result(30)
     return sum(tensor.nbytes for _, tensor in tensors)
 
 
@@ -115,11 +137,14 @@ def test_what_is_cached_under_one_adapter_is_not_met_under_the_next(
     prompt = tuple(range(1, 90))
     drawn(rank, 21, tmp_path)
     publish(rank, engine, 4)
-    engine.add(ask("long", prompt, length=40))
-    for _ in range(12):
-        engine.step()
+    before = engine.tokens_made
     model = drawn(rank, 22, tmp_path)
-    publish(rank, engine, 5)
+    # In its own process the core runs on between two steps.
+    with slow(engine.core):
+        engine.add(ask("long", prompt, length=40 if engine.takes_tensors else 110))
+        while engine.tokens_made < before + 5:
+            engine.step()
+        publish(rank, engine, 5)
     engine.add(ask("later", prompt))
     results = run(engine)
     assert set(results["long"].tokens.versions.tolist()) == {4, 5}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cut_for import cut_for
+from slow_core import slow
 from small_episodes import named
 from transformers import PreTrainedModel
 
@@ -37,15 +38,21 @@ LogProbsOf = Callable[..., np.ndarray]
 PROMPTS = [(5, 6, 7), (9,), (1, 2, 3, 4, 5, 6, 7, 8), (30, 31)]
 
 
-@pytest.fixture(scope="module")
-def engine_of_module(llama_folder: Path) -> Iterator[VLLMEngine]:
+@pytest.fixture(scope="module", params=[False, True], ids=["core here", "core in its own process"])
+def engine_of_module(llama_folder: Path, request: pytest.FixtureRequest) -> Iterator[VLLMEngine]:
     from rljob_trainer.rollout.vllm_engine import VLLMEngine
 
     # As few tokens a step as vLLM takes: two long prompts at once are too many.
     arguments = {"kv_cache_memory_bytes": 32 << 20, "max_num_batched_tokens": 200}
-    engine = VLLMEngine(llama_folder, max_concurrent=8, max_context=200, engine_args=arguments)
+    engine = VLLMEngine(
+        llama_folder, max_concurrent=8, max_context=200, own_process=request.param, engine_args=arguments
+    )
     yield engine
     engine.close()
+
+
+core_here = pytest.mark.parametrize("engine_of_module", [False], indirect=True, ids=["core here"])
+"""For what looks into the core, or is of engines whose core is here."""
 
 
 @pytest.fixture
@@ -58,12 +65,28 @@ def engine(engine_of_module: VLLMEngine, llama: PreTrainedModel) -> VLLMEngine:
 
 
 def update(engine: VLLMEngine, model: PreTrainedModel, version: int) -> None:
+    if not engine.takes_tensors:
+        broadcast(engine, model, version)
+        return
     engine.begin_update()
     named = list(model.named_parameters())
     # In two parts that tear a layer's fused matrices apart.
     engine.load(named[:4])
     engine.load(named[4:])
     engine.finish_update(version, Manifest([]))
+
+
+def broadcast(engine: VLLMEngine, model: PreTrainedModel, version: int) -> None:
+    publisher = Publisher(1 << 16, "127.0.0.1")
+    link = WeightLink(publisher.address, version + 1, ("the learner", "engine 0"))
+    named = dict(model.named_parameters())
+    with ThreadPoolExecutor(1) as sender:
+        connected = sender.submit(publisher.connect, link, 30)
+        engine.join_weights(link, 1, 30)
+        connected.result(30)
+        sent = sender.submit(publisher.publish, describe(named.items()), named.items(), version, 30)
+        engine.receive_weights(version, 30)
+        sent.result(30)
 
 
 def ask(
@@ -199,12 +222,16 @@ def test_an_update_makes_it_exactly_the_new_model_also_for_running_requests(
     engine: VLLMEngine, llama: PreTrainedModel, make_model: MakeModel, log_probs_of: LogProbsOf
 ) -> None:
     new = make_model("llama", seed=5)
-    for i, prompt in enumerate(PROMPTS):
-        engine.add(ask(str(i), prompt, seed=i, length=40))
-    for _ in range(10):
-        assert engine.step() == []
-    assert engine.tokens_made >= 40
-    engine.begin_update()
+    # In its own process the core runs on between two steps.
+    length, before = 40 if engine.takes_tensors else 180, engine.tokens_made
+    with slow(engine.core):
+        for i, prompt in enumerate(PROMPTS):
+            engine.add(ask(str(i), prompt, seed=i, length=length))
+        while engine.tokens_made < before + 5 * len(PROMPTS):
+            assert engine.step() == []
+        engine.begin_update()
+    so_far = {i: engine._tokens_inside(str(named(str(i)))) for i in range(len(PROMPTS))}
+    assert all(4 < count < length for count in so_far.values())
     with pytest.raises(EngineError, match="finish_update"):
         engine.step()
     update(engine, new, 3)
@@ -212,9 +239,8 @@ def test_an_update_makes_it_exactly_the_new_model_also_for_running_requests(
     results = run(engine)
     for i, prompt in enumerate(PROMPTS):
         result = results[str(i)]
-        split = int(np.searchsorted(result.tokens.versions, 3))
-        assert result.tokens.versions.tolist() == [0] * split + [3] * (40 - split)
-        assert 5 < split < 15
+        split = so_far[i]
+        assert result.tokens.versions.tolist() == [0] * split + [3] * (length - split)
         response = tuple(result.tokens.ids.tolist())
         np.testing.assert_allclose(
             result.tokens.log_probs[:split], log_probs_of(llama, prompt, response)[:split], atol=1e-4
@@ -342,6 +368,7 @@ def test_the_fingerprint_is_that_of_the_weights_in_memory(engine: VLLMEngine, ma
     assert engine.resident() == other
 
 
+@core_here
 def test_weights_wake_for_an_update_before_the_cache_does(
     engine: VLLMEngine, make_model: MakeModel, log_probs_of: LogProbsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,21 +416,11 @@ def test_what_cannot_fit_or_is_complete_already(engine: VLLMEngine) -> None:
         engine.load([])
 
 
+@core_here
 def test_a_second_one_in_the_process_is_refused(engine: VLLMEngine, llama_folder: Path) -> None:
     with pytest.raises(EngineError, match=r"another one is open in this process; close\(\)"):
         type(engine)(llama_folder)
     assert len(run(engine, ask("still works"))["still works"].tokens.ids) == 20
-
-
-def test_vllm_in_a_process_of_its_own_is_refused_with_the_variable_that_asks_for_it(
-    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rljob_trainer.rollout.vllm_engine import VLLMEngine
-
-    monkeypatch.setattr(VLLMEngine, "_open", False)
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    with pytest.raises(EngineError, match=r"VLLM_ENABLE_V1_MULTIPROCESSING is set.*remove it from rollout\.env"):
-        VLLMEngine(llama_folder)
 
 
 def test_vllm_s_defaults_are_those_that_the_engine_was_written_for(

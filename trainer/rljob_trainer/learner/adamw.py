@@ -8,6 +8,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from rljob_trainer.learner.layout import Layout
+from rljob_trainer.learner.moves import Resting
 from rljob_trainer.learner.settings import OptimizerSettings
 
 
@@ -20,6 +21,7 @@ class AdamW:
         shards = [layout.local(parameter.detach()) for parameter in self._parameters]
         self._first = [torch.zeros_like(shard) for shard in shards]
         self._second = [torch.zeros_like(shard) for shard in shards]
+        self._resting = Resting()
         # Each parameter counts its own steps, as torch's kernels want it.
         self._steps = [torch.zeros((), dtype=torch.float32, device=shard.device) for shard in shards]
 
@@ -56,5 +58,5 @@ class AdamW:
 
     def move(self, device: torch.device) -> None:
         """Moves the moments."""
-        for tensors in (self._first, self._second, self._steps):
-            tensors[:] = [tensor.to(device) for tensor in tensors]
+        for name, tensors in (("first", self._first), ("second", self._second), ("steps", self._steps)):
+            tensors[:] = self._resting.moved(name, tensors, device)

@@ -21,6 +21,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rljob_trainer.learner.context import Context
+from rljob_trainer.learner.moves import upload
 from rljob_trainer.learner.packing import Block, Row, offsets_of, ranges
 from rljob_trainer.models.soft_capping import capped_attention
 
@@ -119,7 +120,7 @@ class Gather:
         )
 
     def to(self, device: torch.device) -> Gather:
-        return Gather(*(t.to(device, non_blocking=True) for t in (self.index, self.order, self.starts)))
+        return Gather(*(upload(t, device) for t in (self.index, self.order, self.starts)))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return _gather_rows(x, self.index, self.order, self.starts)
@@ -145,7 +146,7 @@ class Spread:
         return cls(torch.from_numpy(index), torch.from_numpy(home))
 
     def to(self, device: torch.device) -> Spread:
-        return Spread(self.index.to(device, non_blocking=True), self.home.to(device, non_blocking=True))
+        return Spread(upload(self.index, device), upload(self.home, device))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return _spread(x, self.index, self.home)
@@ -201,7 +202,7 @@ class PackedBlock:
             spread=None if self.spread is None else self.spread.to(device),
             key_spread=None if self.key_spread is None else self.key_spread.to(device),
             gather=None if self.gather is None else self.gather.to(device),
-            bound=None if self.bound is None else self.bound.to(device, non_blocking=True),
+            bound=None if self.bound is None else upload(self.bound, device),
             masks={},
         )
 
@@ -256,7 +257,8 @@ class Varlen:
 
     def to(self, device: torch.device) -> Varlen:
         gather = None if self.gather is None else self.gather.to(device)
-        return Varlen(self.cu_queries.to(device), self.cu_keys.to(device), self.max_queries, self.max_keys, gather)
+        cu_queries, cu_keys = upload(self.cu_queries, device), upload(self.cu_keys, device)
+        return Varlen(cu_queries, cu_keys, self.max_queries, self.max_keys, gather)
 
 
 @dataclass(slots=True)
@@ -302,7 +304,7 @@ class Packed:
         packed.context = context
         if outputs_only and context is None and len(row.last_rows) < len(row.source):
             packed.last = described(row.last_blocks)
-            packed.last.rows = torch.from_numpy(row.last_rows).to(device, non_blocking=True)
+            packed.last.rows = upload(torch.from_numpy(row.last_rows), device)
         return packed
 
     def outputs(self, x: torch.Tensor) -> torch.Tensor:
@@ -310,6 +312,7 @@ class Packed:
         return x if self.rows is None else _collect(x, self.rows)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from rljob_trainer.learner.moves import upload
 from rljob_trainer.learner.protocol import Int64Array
 
 
@@ -92,7 +93,7 @@ class Whole:
         numbers this rank has ``[m]``, and their rows counted from its first one ``[m]``."""
         part = context.part(total)
         own = np.flatnonzero((rows >= part.start) & (rows < part.stop))
-        places = torch.from_numpy(own).to(device, non_blocking=True)
+        places = upload(torch.from_numpy(own), device)
         return cls(places, len(rows), context.group), own, rows[own] - part.start
 
     def __call__(self, *parts: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -26,6 +26,7 @@ from rljob_trainer.algorithms import (
 )
 from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.models import Critic, PackedRow, Policy
+from rljob_trainer.learner.moves import upload
 from rljob_trainer.learner.packing import Row, build_row, offsets_of, ranges
 from rljob_trainer.learner.protocol import Int64Array, LossSettings
 from rljob_trainer.learner.reference import Reference
@@ -114,7 +115,7 @@ class MicroBatch:
         values = getattr(self.share.batch, name)
         if values is None:
             return None
-        return torch.from_numpy(values[self.row.stream]).to(self.device, non_blocking=True)
+        return upload(torch.from_numpy(values[self.row.stream]), self.device)
 
     def needed(self, name: str) -> torch.Tensor:
         """The stream of a name, which must be there. Raises ``ValueError`` naming it."""
@@ -131,8 +132,8 @@ class MicroBatch:
             # That of any token is that of its sequence; one without tokens counts nowhere.
             first = np.minimum(offsets[:-1], max(len(self.row.stream) - 1, 0))
             known = torch.from_numpy(shares[self.row.stream][first] if self.row.stream.size else np.ones(len(first)))
-            known = known.to(self.device)
-        on_device = torch.from_numpy(offsets).to(self.device)
+            known = upload(known, self.device)
+        on_device = upload(torch.from_numpy(offsets), self.device)
         return Segments(on_device, int(offsets[-1]), int(np.diff(offsets).max()), known)
 
 
@@ -269,7 +270,7 @@ def _select(
     parts = []
     for index, sequences in enumerate(share.places[number]):
         micro = micro_batch(share, number, index, place)
-        at = torch.from_numpy(ranges(offsets[sequences], lengths[sequences])).to(place.device)
+        at = upload(torch.from_numpy(ranges(offsets[sequences], lengths[sequences])), place.device)
         parts.append(at)
         log_probs = policy(micro.packed, loss.temperature).log_probs
         if place.returns_outputs and not micro.empty:

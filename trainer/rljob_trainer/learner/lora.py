@@ -81,6 +81,7 @@ def adapt(module: Policy | Critic, lora: LoraSettings, seed: int) -> tuple[str, 
     return tuple(sorted({name.rpartition(".")[2] for name in chosen}))
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _forward(layer: Any, with_adapter: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:
     """``x [..., in]`` to ``[..., out]``."""
     if _OFF.get():

@@ -28,6 +28,7 @@ from rljob_trainer.learner.context import Context, Whole
 from rljob_trainer.learner.last_layer import compute_outputs_only
 from rljob_trainer.learner.loading import skeleton
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
+from rljob_trainer.learner.moves import upload
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.learner.protocol import LearnerFacts
 from rljob_trainer.learner.routing_replay import replay_routing
@@ -83,7 +84,7 @@ class PackedRow:
             token_ids = np.zeros(1, dtype=np.int32)
 
         def move(array: Any) -> torch.Tensor:
-            return torch.from_numpy(array).to(device, non_blocking=True)
+            return upload(torch.from_numpy(array), device)
 
         attention = Packed.of(row, device, dtype, outputs_only=outputs_only, soft_capped=soft_capped, context=context)
         if experts is not None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from rljob_trainer.learner.layout import Layout
+from rljob_trainer.learner.moves import Resting
 from rljob_trainer.learner.settings import OptimizerSettings
 
 MOMENTUM = 0.95
@@ -34,6 +35,7 @@ class Muon:
         self.settings, self._layout = settings, layout
         self._parameters = list(parameters)
         self._momentum = [torch.zeros_like(layout.local(parameter.detach())) for parameter in self._parameters]
+        self._resting = Resting()
 
     @torch.no_grad()
     def apply(self, chosen: Sequence[int], gradients: Sequence[torch.Tensor], rate: float) -> None:
@@ -61,7 +63,7 @@ class Muon:
 
     def move(self, device: torch.device) -> None:
         """Moves the momentum."""
-        self._momentum[:] = [tensor.to(device) for tensor in self._momentum]
+        self._momentum[:] = self._resting.moved("momentum", self._momentum, device)
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:

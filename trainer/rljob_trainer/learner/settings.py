@@ -92,6 +92,8 @@ class LearnerSettings:
     """Adapters of actor and critic, which are trained instead of their weights; None: there are none."""
     micro_batch_tokens: int = 16384
     activation_checkpointing: bool = False
+    compile: bool = False
+    """Whether layers go through ``torch.compile`` (``compiled.py``)."""
     offload: bool = False
     """Whether optimizer state, critic and reference rest in host memory while they have nothing to do (GPU)."""
     log_prob_chunk_tokens: int | None = None
@@ -155,6 +157,7 @@ class LearnerSettings:
             lora=None if spec.model.lora is None else LoraSettings.from_spec(spec.model.lora),
             micro_batch_tokens=trainer.micro_batch_tokens,
             activation_checkpointing=trainer.activation_checkpointing,
+            compile=trainer.compile,
             offload=trainer.offload,
             log_prob_chunk_tokens=trainer.log_prob_chunk_tokens,
             lanes=lanes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from typing import Any, Literal
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.requests import GenerationRequest
 from rljob_trainer.episodes.tokens import FloatArray
+from rljob_trainer.errors import EngineError
 from rljob_trainer.garbage import settle
 from rljob_trainer.models.sharing import fetch_model
 from rljob_trainer.rollout.columns import Results
@@ -50,6 +51,8 @@ class EngineSpec:
     """Requests that run across an update go on with the keys and values they have."""
     adapter_rank: int | None = None
     """Updates bring adapters of this rank to the model in the folder (vllm); None: whole models."""
+    own_process: bool = False
+    """Whether vLLM's core has a process of its own."""
     tells_experts: bool = False
     """Responses say which experts their tokens were sent to (vllm)."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
@@ -65,8 +68,9 @@ class EnginePlace:
     process: int
 
 
-def build_engine(spec: EngineSpec) -> Engine:
-    """The engine that ``spec`` describes. Imports only what it needs."""
+def build_engine(spec: EngineSpec, ended: Callable[[EngineError], None] = lambda error: None) -> Engine:
+    """The engine that ``spec`` describes. Imports only what it needs. ``ended`` is told, in another thread, when the
+    process ends that vLLM's core has of its own."""
     if spec.address is not None:
         fetch_model(Path(spec.folder), spec.address)
     if spec.kind == "torch":
@@ -96,6 +100,8 @@ def build_engine(spec: EngineSpec) -> Engine:
         seed=spec.seed,
         keep_cache=spec.keep_cache,
         adapter_rank=spec.adapter_rank,
+        own_process=spec.own_process,
+        ended=ended,
         tells_experts=spec.tells_experts,
         engine_args=spec.engine_args,
     )
@@ -105,7 +111,7 @@ class EngineActor:
     """The class to start with ``ray.remote(EngineActor).options(**ACTOR_OPTIONS, ...)``."""
 
     def __init__(self, name: str, spec: EngineSpec) -> None:
-        self._loop = EngineLoop(lambda: build_engine(spec), name)
+        self._loop = EngineLoop(lambda: build_engine(spec, lambda error: self._loop.fail(error)), name)
         settle()
 
     def ready(self) -> int:

@@ -202,6 +202,14 @@ class EngineLoop:
         if self._failure is not None:
             raise self._ended()
 
+    def fail(self, error: EngineError) -> None:
+        """The engine is no more, as its owner has learned in another thread: like an exception in ``step``."""
+        with self._changed:
+            if not self._closed:
+                self._failure = error
+                self._closed = True
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Ends the thread and the engine after the present step; later calls raise."""
         with self._changed:
@@ -236,7 +244,7 @@ class EngineLoop:
                     if results:
                         self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001  (raised from every call that waits)
-            self._failure = error
+            self._failure = self._failure or error
         with self._changed:
             self._closed = True
             self._changed.notify_all()

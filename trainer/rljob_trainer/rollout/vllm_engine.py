@@ -1,4 +1,4 @@
-"""vLLM behind the ``Engine`` protocol: the real engine, in this process, on CPU or GPU.
+"""vLLM behind the ``Engine`` protocol: the real engine, on CPU or GPU, in this process or one of its own.
 
 Tokens in, tokens out: vLLM's tokenizer is not loaded. Requests carry their own seeds, log-probs are vLLM's "processed"
 ones (after temperature, top-k and top-p), versions are vLLM's own record of which weights made which token, and weights
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,15 +42,16 @@ from rljob_trainer.weights.manifest import Manifest, manifest_of
 from rljob_trainer.weights.receiver import ReceiveReport
 from rljob_trainer.weights.residence import Resident, fingerprint
 
-_OWN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+_ENVIRONMENT = {
+    # Where the core is ``vllm_core.py`` says; a CPU's only worker would get a process of its own beside that.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
 _CPU_ENVIRONMENT = {
-    # One process and no compilation: 3 s to start instead of 30, and calls instead of messages.
-    _OWN_PROCESS: "0",
+    # No compilation: 3 s to start instead of 30.
     "TORCH_COMPILE_DISABLE": "1",
     # Ray and the job decide about cores; a second thread on a busy machine makes everything slower.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-_GPU_ENVIRONMENT = {_OWN_PROCESS: "0"}
 _CPU_ARGUMENTS: Mapping[str, Any] = {
     "enforce_eager": True,
     "kv_cache_memory_bytes": 256 << 20,
@@ -59,7 +61,7 @@ _CPU_ARGUMENTS: Mapping[str, Any] = {
 }
 _GPU_ARGUMENTS: Mapping[str, Any] = {"enable_sleep_mode": True}
 _GPU_BATCHED_TOKENS = 8192
-"""Prompt tokens that a step reads at most. In-process vLLM takes 2,048 unless told, too few to keep a GPU busy."""
+"""Prompt tokens that a step reads at most. Here vLLM takes 2,048 unless told, too few to keep a GPU busy."""
 _SCORED_BESIDE = 4
 """Sequences that can be scored at once while requests are running."""
 _SCORE = "rljob-score-"
@@ -69,8 +71,8 @@ _ADAPTER = 1
 
 
 class VLLMEngine:
-    """An ``Engine`` over ``vllm.LLMEngine``; one at a time in a process, because vLLM's parallel groups belong to
-    the process (closing one of two would take them from the other)."""
+    """An ``Engine`` over ``vllm.LLMEngine``; one at a time with its core in this process, because vLLM's parallel
+    groups belong to the process (closing one of two would take them from the other)."""
 
     _open: ClassVar[bool] = False
 
@@ -88,6 +90,8 @@ class VLLMEngine:
         request_seeds: bool = True,
         keep_cache: bool = False,
         adapter_rank: int | None = None,
+        own_process: bool = False,
+        ended: Callable[[EngineError], None] = lambda error: None,
         tells_experts: bool = False,
         engine_args: Mapping[str, Any] | None = None,
     ) -> None:
@@ -99,25 +103,19 @@ class VLLMEngine:
         ``adapter_rank``: updates bring adapters of this rank to the model in the folder, which stays as it is.
         ``tells_experts``: responses say which experts of a mixture their tokens were sent to (``routed_experts``).
         ``request_seeds`` False lets vLLM draw from one generator for all requests: faster on a GPU with hundreds of
-        requests, and not repeatable. Raises ``EngineError`` while another is open in this process, and where vLLM is
-        told to have a process of its own.
+        requests, and not repeatable. ``own_process``: vLLM's core gets a process (``vllm_core.py``), and ``ended`` is
+        told when that ends unasked. Raises ``EngineError`` while another core is open in this process.
         """
-        if VLLMEngine._open:
+        if VLLMEngine._open and not own_process:
             raise EngineError("vLLM engine: another one is open in this process; close() it first")
         on_cpu = device.startswith("cpu")
-        for name, value in (_CPU_ENVIRONMENT if on_cpu else _GPU_ENVIRONMENT).items():
+        for name, value in (_ENVIRONMENT | (_CPU_ENVIRONMENT if on_cpu else {})).items():
             os.environ.setdefault(name, value)
-        if os.environ[_OWN_PROCESS] != "0":
-            raise EngineError(
-                f"vLLM engine: {_OWN_PROCESS} is set, but updates need vLLM's core in this process, where they know "
-                "which batch is under way; remove it from rollout.env"
-            )
         # Only now: vLLM reads its environment when it is imported.
         from vllm import EngineArgs
         from vllm.config import WeightTransferConfig
-        from vllm.v1.engine.llm_engine import LLMEngine
 
-        from rljob_trainer.rollout import vllm_transfer
+        from rljob_trainer.rollout import vllm_core, vllm_transfer
 
         arguments: dict[str, Any] = {
             "model": str(folder),
@@ -151,8 +149,12 @@ class VLLMEngine:
             os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
             arguments["enable_return_routed_experts"] = True
         arguments |= engine_args or {}
-        self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        VLLMEngine._open = True
+        self._calls = vllm_transfer
+        self._engine, self.core = vllm_core.start_core(EngineArgs(**arguments), own_process=own_process, ended=ended)
+        self._own_process = own_process
+        self.takes_tensors = tensor_parallel == 1 and not own_process
+        """Whether ``load`` reaches the worker."""
+        VLLMEngine._open = VLLMEngine._open or not own_process
         self._context = int(self._engine.model_config.max_model_len)
         self._vocabulary = int(self._engine.model_config.get_vocab_size())
         self._max_concurrent = int((engine_args or {}).get("max_num_seqs", max_concurrent))
@@ -168,7 +170,7 @@ class VLLMEngine:
             config = read_json(Path(folder) / "config.json")
             self._expert_layers = [n for n in range(config["num_hidden_layers"]) if has_experts(config, n)]
             if on_cpu:
-                self._engine.collective_rpc("rljob_tell_experts")
+                self.core.workers(self._calls.tell_experts)
         self._notes_experts = tells_experts and on_cpu
         """Whether our part of the workers tells them, and not vLLM."""
         self._request_seeds = request_seeds
@@ -323,8 +325,7 @@ class VLLMEngine:
     def _experts(self, inner: str, completion: Any, layers: list[int]) -> ByteArray:
         """``[tokens, layers, k]`` of a request's tokens that were computed, from the first one on."""
         if self._notes_experts:
-            noted: list[list[ByteArray]] = self._engine.collective_rpc("rljob_experts", args=([inner],))
-            return noted[0][0]
+            return self.core.workers(partial(self._calls.experts, requests=[inner]))[0][0]
         told = completion.routed_experts
         return np.zeros((0, len(layers), 1), np.uint8) if told is None else told[:, layers].astype(np.uint8)
 
@@ -336,11 +337,12 @@ class VLLMEngine:
         if self._requests and temperature != 1:
             raise EngineError("vLLM engine: score() at another temperature than 1 while requests are running")
         # Prompt log-probs ignore the temperature, so the logits themselves are scaled for the while.
-        self._engine.collective_rpc("rljob_scale_logits", args=(1.0 / (temperature or 1.0),))
+        scale = self._calls.scale_logits
+        self.core.workers(partial(scale, scale=1.0 / (temperature or 1.0)))
         try:
             return self._scores(sequences)
         finally:
-            self._engine.collective_rpc("rljob_scale_logits", args=(1.0,))
+            self.core.workers(partial(scale, scale=1.0))
 
     def _scores(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[FloatArray]:
         from vllm import SamplingParams
@@ -375,13 +377,12 @@ class VLLMEngine:
         return self._workers
 
     def join_weights(self, link: WeightLink, first_rank: int, timeout: float) -> None:
-        info = {"link": link, "first_rank": first_rank, "timeout": timeout}
-        self._engine.collective_rpc("init_weight_transfer_engine", args=(info,))
+        self.core.workers(partial(self._calls.join, link=link, first_rank=first_rank, timeout=timeout))
 
     def receive_weights(self, version: int, timeout: float) -> ReceiveReport:
         self.begin_update()
-        self._update({"version": version, "timeout": timeout})
-        received: list[tuple[ReceiveReport, Manifest]] = self._engine.collective_rpc("rljob_received")
+        self._update(partial(self._calls.receive, version=version, timeout=timeout))
+        received = self.core.workers(self._calls.received)
         report, manifest = received[0]
         if any(other != manifest for _, other in received):
             raise EngineError(f"vLLM engine: its workers hold different manifests of version {version}")
@@ -393,46 +394,31 @@ class VLLMEngine:
         self._updating = True
         self._manifest = None
         if not self._session:
-            self._engine.collective_rpc("start_weight_update")
+            self.core.workers(self._calls.start_update)
             self._session = True
 
     def _take_in(self) -> None:
-        """Waits for the batch that is under way and takes its tokens, without beginning another.
-
-        On a GPU vLLM schedules a batch before it has taken in the last one's tokens, and gives tokens the version of
-        the moment in which it takes them in: those of a batch that outlived an update would count as the new weights'.
-        """
-        from vllm.v1.core.sched.interface import PauseState
-
-        in_process: Any = self._engine.engine_core
-        core = in_process.engine_core
-        if not core.batch_queue:
-            return
-        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
-        try:
-            while core.batch_queue:
-                self._finished += [self._take(output) for output in self._engine.step() if output.finished]
-        finally:
-            core.scheduler.set_pause_state(PauseState.UNPAUSED)
+        """Waits for the batch that is under way and takes its tokens, without beginning another."""
+        self._finished += [self._take(output) for output in self.core.settle() if output.finished]
 
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Takes tensors of this process (with tensor parallelism the workers are others: use ``receive_weights``)."""
+        """Takes tensors of this process (where vLLM's workers have others: use ``receive_weights``)."""
         if not self._updating:
             raise EngineError("vLLM engine: load() before begin_update()")
-        if self._workers > 1:
+        if not self.takes_tensors:
             raise EngineError("vLLM engine: load() cannot reach workers in other processes; use receive_weights()")
-        self._update({"tensors": list(tensors)})
+        self._update(partial(self._calls.take, tensors=list(tensors)))
 
-    def _update(self, info: dict[str, Any]) -> None:
+    def _update(self, bring: Callable[[Any], None]) -> None:
         try:
-            self._engine.collective_rpc("update_weights", args=(info,))
+            self.core.workers(bring)
         except BaseException:
             # vLLM ends its session then; the next update begins a new one.
             self._session = False
             raise
 
     def finish_update(self, version: int, manifest: Manifest) -> None:
-        self._engine.collective_rpc("finish_weight_update")
+        self.core.workers(self._calls.finish_update)
         self._session = False
         if self._base is not None:
             self._install_adapter(self._base)
@@ -446,12 +432,14 @@ class VLLMEngine:
         self._engine.set_weight_version(str(version))
         self._version, self._manifest = version, manifest
         self._updating = self._gone = False
+        if not self._asleep:
+            self.core.resume()
 
     def _install_adapter(self, base: str) -> None:
         from vllm.lora.request import LoRARequest
 
         # In the place of the last one, under its id: what was cached under that is forgotten after every update.
-        self._engine.collective_rpc("rljob_install_adapter", args=(_ADAPTER, base))
+        self.core.workers(partial(self._calls.install_adapter, number=_ADAPTER, base_sha256=base))
         self._adapter = LoRARequest("policy", _ADAPTER, "memory")
 
     def resident(self, in_any_order: bool = False) -> Resident | None:
@@ -459,7 +447,7 @@ class VLLMEngine:
         its matrices are packed out of sight, and embeddings, norms and biases are what is left to look at."""
         if self._weights_away:
             return None
-        return fingerprint(self._engine.collective_rpc("rljob_parameters"))
+        return fingerprint(self.core.workers(self._calls.parameters))
 
     # ------------------------------------------------------------------ memory
 
@@ -486,11 +474,13 @@ class VLLMEngine:
         self.wake_weights()
         if self._asleep and self._can_sleep:
             self._engine.wake_up(tags=["kv_cache"])
+        if self._asleep and not self._updating:
+            self.core.resume()
         self._asleep = False
 
     def close(self) -> None:
-        self._engine.engine_core.shutdown()
-        VLLMEngine._open = False
+        self.core.close()
+        VLLMEngine._open = VLLMEngine._open and self._own_process
 
 
 class _Sink:

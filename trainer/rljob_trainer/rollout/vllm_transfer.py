@@ -7,9 +7,16 @@ workers' extension class, which is how the backend gets to be known in every pro
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
     from rljob_trainer.rollout.vllm_routing import RoutingCapture
 
 BACKEND = "rljob"
+OWNER = "RLJOB_ENGINE_OWNER"
+"""The variable with the process whose engine a core in its own process belongs to."""
 
 
 @dataclass
@@ -68,6 +77,7 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
         """Whether what comes is an adapter to the model that is there, and not a model."""
         self.arrived: dict[str, Tensor] = {}
         """Of an adapter, in the update under way."""
+        end_with_owner()
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         self.shutdown()
@@ -131,73 +141,140 @@ def _pack_tied_heads(model: Any) -> None:
             head.quant_method.process_weights_after_loading(head)
 
 
-class WorkerExtension:
-    """Mixed into vLLM's workers: what the engine asks them beside vLLM's own calls."""
+class Worker(Protocol):
+    """One of vLLM's workers, as the functions below see it."""
 
     weight_transfer_engine: Any
     model_runner: Any
     routing: RoutingCapture
 
-    def rljob_received(self) -> tuple[ReceiveReport, Manifest]:
-        """What the last publication cost this worker, and what it brought."""
-        transfer: RljobWeightTransfer = self.weight_transfer_engine
-        assert transfer.report is not None
-        assert transfer.receiver is not None
-        assert transfer.receiver.manifest is not None
-        return transfer.report, transfer.receiver.manifest
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
 
-    def rljob_install_adapter(self, number: int, base_sha256: str) -> None:
-        """Puts the adapter that arrived in the place of the one before, for requests with the id ``number``."""
-        from vllm.lora.lora_model import LoRAModel
-        from vllm.lora.peft_helper import PEFTHelper
+    def start_weight_update(self) -> None: ...
 
-        transfer: RljobWeightTransfer = self.weight_transfer_engine
-        arrived, transfer.arrived = transfer.arrived, {}
-        adapter = PublishedAdapter.of(arrived, base_sha256)
-        workers = self.model_runner.lora_manager
-        manager = workers._adapter_manager
-        mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
-        helper = PEFTHelper.from_dict(adapter.config())
-        helper.validate_legal(workers.lora_config)
-        made = LoRAModel.from_lora_tensors(
-            number,
-            dict(adapter.matrices),
-            helper,
-            device="cpu",
-            dtype=workers.lora_config.lora_dtype,
-            model_vocab_size=workers.vocab_size,
-            weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
-        )
-        manager.remove_all_adapters()
-        manager.add_adapter(made)
-        manager.activate_adapter(number)
-        manager.pin_adapter(number)
+    def update_weights(self, update_info: dict[str, Any]) -> None: ...
 
-    def rljob_tell_experts(self) -> None:
-        """From here on notes which experts the model's routers choose."""
-        from rljob_trainer.rollout.vllm_routing import RoutingCapture
+    def finish_weight_update(self) -> None: ...
 
-        self.routing = RoutingCapture(self.model_runner)
 
-    def rljob_experts(self, requests: list[str]) -> list[ByteArray]:
-        """Of the tokens of each request that were computed, ``[tokens, layers, k]``; they are then forgotten."""
-        return [self.routing.take(request) for request in requests]
+class WorkerExtension:
+    """Mixed into vLLM's workers."""
 
-    def rljob_parameters(self) -> Manifest:
-        """The sums of the parameters as they lie in this worker's memory, an adapter's included."""
-        model: torch.nn.Module = self.model_runner.get_model()
-        stacks = (
-            (f"{name}.{kind}.{index}", tensor)
-            for name, module in model.named_modules()
-            if isinstance(module, BaseLayerWithLoRA)
-            for kind, tensors in (("A", module.lora_a_stacked), ("B", module.lora_b_stacked))
-            for index, tensor in enumerate(tensors)
-        )
-        return manifest_of([*((name, p.data) for name, p in model.named_parameters()), *stacks])
+    def rljob_run(self, call: bytes) -> bytes:
+        """For a core in another process: runs a pickled function of this worker. Returns its answer and its error, one
+        of which is None, pickled too."""
+        try:
+            return pickle.dumps((pickle.loads(call)(self), None))
+        except Exception as error:  # noqa: BLE001  (raised again by who asked)
+            return pickle.dumps((None, error))
 
-    def rljob_scale_logits(self, scale: float) -> None:
-        """Multiplies all logits by ``scale``: how given sequences are scored at a temperature."""
-        self.model_runner.get_model().logits_processor.scale = scale
+
+def join(worker: Worker, link: WeightLink, first_rank: int, timeout: float) -> None:
+    """Joins a weight group (``JoinInfo``)."""
+    worker.init_weight_transfer_engine({"link": link, "first_rank": first_rank, "timeout": timeout})
+
+
+def start_update(worker: Worker) -> None:
+    worker.start_weight_update()
+
+
+def receive(worker: Worker, version: int, timeout: float) -> None:
+    """Receives a publication from the weight group."""
+    worker.update_weights({"version": version, "timeout": timeout})
+
+
+def take(worker: Worker, tensors: list[tuple[str, Tensor]]) -> None:
+    """Loads tensors of this process."""
+    worker.update_weights({"tensors": tensors})
+
+
+def finish_update(worker: Worker) -> None:
+    worker.finish_weight_update()
+
+
+def received(worker: Worker) -> tuple[ReceiveReport, Manifest]:
+    """What the last publication cost this worker, and what it brought."""
+    transfer: RljobWeightTransfer = worker.weight_transfer_engine
+    assert transfer.report is not None
+    assert transfer.receiver is not None
+    assert transfer.receiver.manifest is not None
+    return transfer.report, transfer.receiver.manifest
+
+
+def install_adapter(worker: Worker, number: int, base_sha256: str) -> None:
+    """Puts the adapter that arrived in the place of the one before, for requests with the id ``number``."""
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    transfer: RljobWeightTransfer = worker.weight_transfer_engine
+    arrived, transfer.arrived = transfer.arrived, {}
+    adapter = PublishedAdapter.of(arrived, base_sha256)
+    workers = worker.model_runner.lora_manager
+    manager = workers._adapter_manager
+    mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
+    helper = PEFTHelper.from_dict(adapter.config())
+    helper.validate_legal(workers.lora_config)
+    made = LoRAModel.from_lora_tensors(
+        number,
+        dict(adapter.matrices),
+        helper,
+        device="cpu",
+        dtype=workers.lora_config.lora_dtype,
+        model_vocab_size=workers.vocab_size,
+        weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
+    )
+    manager.remove_all_adapters()
+    manager.add_adapter(made)
+    manager.activate_adapter(number)
+    manager.pin_adapter(number)
+
+
+def tell_experts(worker: Worker) -> None:
+    """From here on notes which experts the model's routers choose."""
+    from rljob_trainer.rollout.vllm_routing import RoutingCapture
+
+    worker.routing = RoutingCapture(worker.model_runner)
+
+
+def experts(worker: Worker, requests: list[str]) -> list[ByteArray]:
+    """Of the tokens of each request that were computed, ``[tokens, layers, k]``; they are then forgotten."""
+    return [worker.routing.take(request) for request in requests]
+
+
+def parameters(worker: Worker) -> Manifest:
+    """The sums of the parameters as they lie in this worker's memory, an adapter's included."""
+    model: torch.nn.Module = worker.model_runner.get_model()
+    stacks = (
+        (f"{name}.{kind}.{index}", tensor)
+        for name, module in model.named_modules()
+        if isinstance(module, BaseLayerWithLoRA)
+        for kind, tensors in (("A", module.lora_a_stacked), ("B", module.lora_b_stacked))
+        for index, tensor in enumerate(tensors)
+    )
+    return manifest_of([*((name, p.data) for name, p in model.named_parameters()), *stacks])
+
+
+def scale_logits(worker: Worker, scale: float) -> None:
+    """Multiplies all logits by ``scale``: how given sequences are scored at a temperature."""
+    worker.model_runner.get_model().logits_processor.scale = scale
+
+
+def end_with_owner() -> None:
+    """In each worker of a core that has a process of its own: has that core killed when the process that started it is
+    gone, however it went. vLLM's workers end with their core, and that only when it is told to."""
+    owner = int(os.environ.get(OWNER, 0))
+    parent = multiprocessing.parent_process()
+    if not owner or parent is None or owner == os.getpid():
+        return
+    # With one worker the core is this process, with several its parent.
+    core = parent.pid if parent.pid and parent.pid != owner else os.getpid()
+
+    def watch() -> None:
+        with suppress(ProcessLookupError):
+            wait([os.pidfd_open(owner)])
+        os.kill(core, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="engine-owner-watch", daemon=True).start()
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:

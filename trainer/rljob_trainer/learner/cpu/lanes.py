@@ -31,11 +31,13 @@ _HALVED_FROM_WITH_CRITIC = 8192
 
 
 def two_lanes(settings: LearnerSettings) -> bool:
-    """Whether an update is spread over two threads: one rank on CPUs, in no process group."""
+    """Whether an update is spread over two threads: one rank on CPUs, in no process group. Compiled layers are one
+    model's own, and have no twin."""
     return (
         settings.lanes == 2
         and settings.device == "cpu"
         and settings.ranks == 1
+        and not settings.compile
         and settings.compute_dtype == torch.float32
     )
 

@@ -19,6 +19,7 @@ from rljob_trainer.learner.backends.fsdp2.tensor import (
     cut,
     divided_dimensions,
 )
+from rljob_trainer.learner.compiled import compile_layers
 from rljob_trainer.learner.cpu.lanes import TwoLanes, two_lanes
 from rljob_trainer.learner.cpu.plain_layer import compute_in_rows
 from rljob_trainer.learner.layout import Layout
@@ -76,11 +77,13 @@ def build_rank(
             if tensor is not None:
                 cut(part, tensor)
 
-        if tensor is None:
-            compute_in_rows(module.layers)
-        else:
+        if tensor is not None:
             dimensions.update(divided_dimensions(module))
             compute_in_parts(module, tensor)
+        elif settings.compile:
+            compile_layers(module.layers)
+        else:
+            compute_in_rows(module.layers)
         if settings.activation_checkpointing:
             checkpoint_activations(module.layers)
         shard(module, module.layers, mesh, settings.compute_dtype, fill)

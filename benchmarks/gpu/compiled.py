@@ -1,0 +1,71 @@
+"""The learner with ``trainer.compile`` and without: is the gradient the same, how fast is each, in how much memory?"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarks.gpu.figures import Writer
+from benchmarks.gpu.learner import new_rank, responses
+from benchmarks.gpu.model import Size, shaped_model
+from rljob_trainer.learner.backend import Placement, RowRules
+from rljob_trainer.learner.protocol import LossSettings
+from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.settings import Dtype
+from rljob_trainer.learner.work import Share, cut
+
+ROUNDS = 3
+
+
+def measure(writer: Writer, device: str, cache: Path) -> None:
+    size: Size = "0.5b" if device == "cuda" else "small"
+    dtype: Dtype = "bfloat16" if device == "cuda" else "float32"
+    sequences, tokens, micro_batch_tokens = (256, 512, 16384) if device == "cuda" else (16, 8, 1024)
+    model = shaped_model(cache, size)
+    batch = responses(model, sequences, samples=8, tokens=tokens)
+    share = cut(batch, [range(len(batch))], [Placement(0)], RowRules(micro_batch_tokens)).shares[0]
+    gradients: dict[bool, dict[str, torch.Tensor]] = {}
+    rates: dict[bool, float] = {}
+    for compiled in (False, True):
+        rank = new_rank(model, device, dtype, micro_batch_tokens, reference=False, compiled=compiled)
+        name = "compiled" if compiled else "as it is"
+        started = time.perf_counter()
+        gradients[compiled] = _gradient(rank, share)
+        if compiled:
+            writer.plain("compile: first gradient, with compilation", time.perf_counter() - started, "s")
+        spent = [rank.update(share, LossSettings()).usage for _ in range(ROUNDS)]
+        rates[compiled] = float(share.lengths.prompts.sum() + share.lengths.responses.sum()) / median(
+            usage.seconds["update_actor"] for usage in spent
+        )
+        writer.plain(f"compile: update, {name}", rates[compiled], "tokens/s")
+        if device == "cuda":
+            peak = max(usage.device_allocated for usage in spent)
+            writer.plain(f"compile: device memory at its peak, {name}", peak / 1e9, "GB")
+        rank.close()
+        del rank
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    writer.plain("compile: update, compiled over as it is", rates[True] / rates[False])
+    # bfloat16 rounds each of the operations that a program makes in float32.
+    far = _far(gradients[True], gradients[False])
+    writer.at_most("compile: gradient, relative difference", far, 0.03 if device == "cuda" else 1e-5)
+
+
+def _gradient(rank: LearnerRank, share: Share) -> dict[str, torch.Tensor]:
+    """Of one mini-batch, in host memory; nothing is left of it on the rank."""
+    rank.gradient([rank.actor], share, 0, LossSettings())
+    found = {}
+    for name, parameter in rank.actor.parameters():
+        assert parameter.grad is not None
+        found[name] = rank.actor.layout.local(parameter.grad).float().cpu().clone()
+    rank.actor.module.zero_grad()
+    return found
+
+
+def _far(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """Norm of the difference over the norm, of all parameters together."""
+    squared = sum(float((ours[name] - theirs[name]).double().square().sum()) for name in theirs)
+    return float((squared / sum(float(value.double().square().sum()) for value in theirs.values())) ** 0.5)

@@ -1,0 +1,176 @@
+"""vLLM's core in a process of its own: what happens when it, or the process that started it, is killed.
+
+What such an engine computes is tested with the other kind's tests (``test_vllm_engine.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from slow_core import slow
+from small_episodes import named
+from transformers import PreTrainedModel
+
+from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
+from rljob_trainer.errors import EngineError
+from rljob_trainer.rollout.actor import EngineSpec, build_engine
+from rljob_trainer.rollout.engine_loop import EngineLoop
+from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.plan import describe
+from rljob_trainer.weights.sender import Publisher
+
+pytestmark = pytest.mark.vllm
+
+# More than the block of tokens that vLLM caches on a CPU (128).
+PROMPT, LENGTH = tuple(3 + i % 90 for i in range(130)), 120
+SECONDS = 120
+
+
+def spec(folder: Path) -> EngineSpec:
+    return EngineSpec(
+        "vllm",
+        str(folder),
+        max_context=256,
+        max_concurrent=4,
+        keep_cache=True,
+        own_process=True,
+        engine_args={"kv_cache_memory_bytes": 64 << 20},
+    )
+
+
+def below(process: int) -> list[psutil.Process]:
+    """vLLM's processes among its descendants: the core and its workers."""
+    found = psutil.Process(process).children(recursive=True)
+    return [one for one in found if "resource_tracker" not in " ".join(one.cmdline())]
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    """Whether all end in time; a zombie has ended."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        if not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture(scope="module")
+def loop(llama_folder: Path) -> Iterator[EngineLoop]:
+    """As its actor has it."""
+    made: queue.Queue[EngineLoop] = queue.Queue()
+    loop = EngineLoop(lambda: build_engine(spec(llama_folder), lambda error: made.queue[0].fail(error)), "0")
+    made.put(loop)
+    yield loop
+    if loop._thread.is_alive():
+        loop.close()
+
+
+def ask(number: int, length: int = LENGTH) -> GenerationRequest:
+    return GenerationRequest(named(str(number)), PROMPT, SamplingSettings(max_tokens=length), seed=number)
+
+
+def test_with_a_kept_cache_each_token_has_the_version_that_made_it(
+    loop: EngineLoop,
+    llama: PreTrainedModel,
+    make_model: Callable[..., PreTrainedModel],
+    log_probs_of: Callable[..., np.ndarray],
+) -> None:
+    """The core runs on while weights are announced: what it made until they came is the old ones', to the token."""
+    new = make_model("llama", seed=5)
+    publisher = Publisher(1 << 16, "127.0.0.1")
+    link = WeightLink(publisher.address, 1, ("the learner", "engine 0"))
+    tensors = dict(new.named_parameters())
+    stack = ExitStack()
+    with ThreadPoolExecutor(2) as beside:
+        connected = beside.submit(publisher.connect, link, 60)
+        loop.join_weights(link, 1, 60)
+        connected.result(60)
+        core: Any = loop.call(lambda engine: engine.core)  # type: ignore[attr-defined]
+        sent = beside.submit(publisher.publish, describe(tensors.items()), tensors.items(), 7, 60)
+        loop.call(lambda _: stack.enter_context(slow(core)))
+        loop.submit([ask(number) for number in range(4)])
+        while loop.status().tokens_made < 12:
+            pass
+        loop.receive_weights(7, 60)
+        sent.result(60)
+        loop.call(lambda _: stack.close())
+    loop.submit([ask(9, length=20)])
+    results = {}
+    while len(results) < 5:
+        results |= {result.id.purpose: result for result in loop.collect(SECONDS)}
+    for number in range(4):
+        tokens = results[str(number)].tokens
+        response, split = tuple(tokens.ids.tolist()), int(np.searchsorted(tokens.versions, 7))
+        assert tokens.versions.tolist() == [0] * split + [7] * (LENGTH - split)
+        assert 0 < split < LENGTH
+        old = log_probs_of(llama, PROMPT, response)
+        np.testing.assert_allclose(tokens.log_probs[:split], old[:split], atol=1e-4)
+        # The next is the new model's, with the old one's keys and values: neither model's alone.
+        for alone in (old, log_probs_of(new, PROMPT, response)):
+            assert abs(tokens.log_probs[split] - alone[split]) > 1e-4
+    later = results["9"].tokens
+    assert set(later.versions.tolist()) == {7}
+    expected = log_probs_of(new, PROMPT, tuple(later.ids.tolist()))
+    np.testing.assert_allclose(later.log_probs, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["at work", "idle"])
+def test_a_core_that_is_killed_ends_the_engine_with_its_reason(busy: bool, llama_folder: Path) -> None:
+    made: queue.Queue[EngineLoop] = queue.Queue()
+    loop = EngineLoop(lambda: build_engine(spec(llama_folder), lambda error: made.queue[0].fail(error)), "3")
+    made.put(loop)
+    [core] = [one for one in below(os.getpid()) if one.ppid() == os.getpid() and _is_of(loop, one)]
+    of_core = [core, *core.children(recursive=True)]
+    if busy:
+        loop.submit([ask(number) for number in range(4)])
+    with ThreadPoolExecutor(1) as waiting:
+        ended = waiting.submit(loop.wait_until_ended)
+        core.send_signal(signal.SIGKILL)
+        with pytest.raises(EngineError, match=rf"engine 3 failed.*process \({core.pid}\) ended unasked"):
+            ended.result(SECONDS)
+    with pytest.raises(EngineError, match="engine 3 failed"):
+        loop.status()
+    loop._thread.join(SECONDS)
+    assert not loop._thread.is_alive()
+    assert gone(of_core)
+
+
+def _is_of(loop: EngineLoop, process: psutil.Process) -> bool:
+    core: Any = loop.call(lambda engine: engine.core)  # type: ignore[attr-defined]
+    return process.pid in [one.pid for one in core.processes]
+
+
+def test_nothing_stays_when_the_process_that_started_it_is_killed(llama_folder: Path) -> None:
+    program = f"""
+import sys
+from rljob_trainer.rollout.actor import EngineSpec, build_engine
+if __name__ == "__main__":
+    arguments = {{"kv_cache_memory_bytes": 64 << 20}}
+    engine = build_engine(EngineSpec("vllm", {str(llama_folder)!r}, own_process=True, engine_args=arguments))
+    print("built", flush=True)
+    sys.stdin.read()
+"""
+    pipe = subprocess.PIPE
+    owner = subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True)
+    try:
+        assert owner.stdout is not None
+        assert any("built" in line for line in owner.stdout)
+        inside = below(owner.pid)
+        assert inside
+    finally:
+        owner.kill()
+        owner.wait()
+    assert gone(inside)

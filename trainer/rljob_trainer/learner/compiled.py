@@ -1,0 +1,47 @@
+"""Layers through ``torch.compile`` (``trainer.compile``): norms, rotations and activations become a few kernels.
+
+What is not a matrix product in a layer reads and writes the whole row once for each small operation; the compiler makes
+one pass of several of them. Three things stay as they are, and a layer is compiled in the pieces between them:
+attention (``attention.packed_attention``), whose kernels are good and whose rows are cut up differently each time;
+experts, who get the tokens that a router sends them; an adapter's matrices (``lora.py``), which may be off.
+
+Rows have all lengths: the number of their tokens is a symbol to the compiler, and one program serves all. Programs are
+kept in the folder of temporary files (``TORCHINDUCTOR_CACHE_DIR`` names another), Triton's among them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+_PROGRAMS = 32
+"""Of one piece of code at most; beyond, it runs uncompiled. There are few: with gradients and without, of frozen
+weights, of a row of a single token, of the first layer behind a frozen embedding."""
+
+
+def compile_layers(layers: list[nn.Module]) -> None:
+    """Wraps each layer's forward: before activation checkpointing, which computes the compiled layer again, and before
+    sharding, whose hooks sit around both. Programs are made when rows come, in half a minute for a model of any depth:
+    layers of a kind share them."""
+    compiler: Any = torch.compile  # its types lack the limit
+    for layer in layers:
+        for part in layer.children():
+            if "experts" in dict(part.named_children()):
+                part.forward = torch.compiler.disable(part.forward)
+        compiled = compiler(layer.forward, dynamic=True, recompile_limit=_PROGRAMS)
+        layer.forward = functools.partial(_forward, layer.forward, compiled)
+
+
+def _forward(
+    own: Callable[..., torch.Tensor],
+    compiled: Callable[..., torch.Tensor],
+    hidden_states: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Without packed rows (an engine on the live model) the layer is what it was."""
+    return (own if kwargs.get("packed") is None else compiled)(hidden_states, *args, **kwargs)

@@ -1,0 +1,136 @@
+"""Where vLLM's core is (scheduler, model and cache): in this process, or in one of its own.
+
+In this process a step is a call and nothing happens between two of them. In its own the core runs on by itself: while
+this process takes in the tokens of one step it computes the next. What must not happen while it runs (weights come,
+requests are set aside) happens between ``settle`` and ``resume``.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+from typing import Any, Protocol, TypeVar
+
+import cloudpickle  # type: ignore[import-untyped]
+from vllm import EngineArgs
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor import Executor
+
+from rljob_trainer.errors import EngineError
+from rljob_trainer.rollout.vllm_transfer import OWNER, Worker
+
+T = TypeVar("T")
+Ended = Callable[[EngineError], None]
+
+
+class VLLMCore(Protocol):
+    """The way to the core of one ``LLMEngine``, for one thread."""
+
+    def workers(self, call: Callable[[Worker], T]) -> list[T]:
+        """What ``call`` returns in each worker. Its errors are raised as they are."""
+        ...
+
+    def settle(self) -> Iterator[Any]:
+        """Nothing runs afterwards, until ``resume``: yields vLLM's outputs of what was under way."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def start_core(arguments: EngineArgs, *, own_process: bool, ended: Ended) -> tuple[LLMEngine, VLLMCore]:
+    """``ended`` is told, in a thread of its own, when a core's own process ends unasked."""
+    if own_process:
+        # The core ends with this process, however that ends (``vllm_transfer.end_with_owner``).
+        os.environ[OWNER] = str(os.getpid())
+    config = arguments.create_engine_config()
+    # Not by from_engine_args, which asks the environment.
+    engine = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=own_process)
+    return engine, CoreProcess(engine, ended) if own_process else CoreHere(engine)
+
+
+class CoreHere:
+    """A core in this process."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+
+    def workers(self, call: Callable[[Worker], T]) -> list[T]:
+        collective: Any = self._engine.collective_rpc
+        answers: list[T] = collective(call)
+        return answers
+
+    def settle(self) -> Iterator[Any]:
+        # On a GPU vLLM schedules a batch before it has taken in the last one's tokens, and gives tokens the version
+        # of the moment in which it takes them in: those of a batch that outlived an update would count as the new
+        # weights'.
+        client: Any = self._engine.engine_core
+        core = client.engine_core
+        if not core.batch_queue:
+            return
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            while core.batch_queue:
+                yield from self._engine.step()
+        finally:
+            core.scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    def resume(self) -> None:
+        """It makes no step unless it is told to."""
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
+
+
+class CoreProcess:
+    """A core in a process of its own."""
+
+    def __init__(self, engine: LLMEngine, ended: Ended) -> None:
+        self._engine = engine
+        client: Any = engine.engine_core
+        self._client = client
+        self._closing = threading.Event()
+        self._ended = ended
+        self.processes: list[Any] = list(client.resources.engine_manager.processes)
+        threading.Thread(target=self._watch, name="vllm-core-watch", daemon=True).start()
+
+    def workers(self, call: Callable[[Worker], T]) -> list[T]:
+        # Between the processes vLLM would make dictionaries of our records, and sentences of our errors.
+        answers: list[T] = []
+        for told in self._engine.collective_rpc("rljob_run", args=(cloudpickle.dumps(call),)):
+            answer, error = pickle.loads(told)
+            if error is not None:
+                raise error
+            answers.append(answer)
+        return answers
+
+    def settle(self) -> Iterator[Any]:
+        # Answered when nothing is under way. Outputs came before the answer, by the same way.
+        self._client.call_utility("pause_scheduler", "keep", False)
+        while not self._client.outputs_queue.empty():
+            yield from self._engine.step()
+
+    def resume(self) -> None:
+        self._client.call_utility("resume_scheduler")
+
+    def close(self) -> None:
+        self._closing.set()
+        self._client.shutdown()
+
+    def _watch(self) -> None:
+        """vLLM's client waits for ever for the answers of a process that was killed."""
+        wait([process.sentinel for process in self.processes])
+        if self._closing.is_set():
+            return
+        names = ", ".join(str(process.pid) for process in self.processes)
+        error = EngineError(f"vLLM's own process ({names}) ended unasked; its last lines in the log say more")
+        self._client.outputs_queue.put_nowait(error)
+        for answer in list(self._client.utility_results.values()):
+            if not answer.done():
+                answer.set_exception(error)
+        self._ended(error)
