@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.against_trl.setting import Setting, read_steps
 from benchmarks.environments import ROOT, peer_environment
+from benchmarks.gpu.baseline import KeptBaseline
 from benchmarks.gpu.figures import Writer
 from benchmarks.gpu.model import shaped_model
 from benchmarks.gpu.parts import PEER
@@ -19,8 +20,8 @@ from benchmarks.rljob_run import rljob_run
 
 JOB = Path(__file__).with_name("job.yaml")
 SETTING = Setting("grpo", sequences=256, steps=4, warm_up=1, response_tokens=512)
-OURS = "step-colocated.txt"
-"""Where our seconds a step are kept, for the ratio."""
+OURS = KeptBaseline("step-colocated")
+"""Our seconds a step, for the ratios."""
 SEPARATE: Mapping[str, Any] = {"placement": "separate", "rollout.gpusPerReplica": 1}
 _UTILISATION = "throughput/model_flops_utilisation/"
 
@@ -41,13 +42,16 @@ def measure_ours(writer: Writer, cache: Path, placement: Mapping[str, Any], name
 
 
 def colocated(writer: Writer, cache: Path) -> None:
-    (cache / OURS).write_text(str(measure_ours(writer, cache, {}, "colocated")))
+    OURS.keep(cache, measure_ours(writer, cache, {}, "colocated"))
 
 
 def deterministic(writer: Writer, cache: Path) -> None:
     seconds = measure_ours(writer, cache, {"deterministic": True}, "deterministic")
-    if (cache / OURS).exists():
-        writer.plain("GRPO step, deterministic over as it is", seconds / float((cache / OURS).read_text()))
+    before = OURS.read(cache)
+    if isinstance(before, str):
+        writer.note(before)
+    else:
+        writer.plain("GRPO step, deterministic over as it is", seconds / before)
 
 
 def separate(writer: Writer, cache: Path) -> None:
@@ -63,8 +67,11 @@ def peer(writer: Writer, cache: Path) -> None:
         subprocess.run(list(map(str, command)), cwd=ROOT, env=peer_environment(4), check=True)
         seconds = _seconds(read_steps(written))
     writer.plain("GRPO step, TRL with vLLM", seconds, "s")
-    if (cache / OURS).exists():
-        writer.at_least("GRPO step, TRL's seconds over ours", seconds / float((cache / OURS).read_text()), 1.5)
+    before = OURS.read(cache)
+    if isinstance(before, str):
+        writer.note(before)
+    else:
+        writer.at_least("GRPO step, TRL's seconds over ours", seconds / before, 1.5)
 
 
 def _seconds(steps: Sequence[Step]) -> float:
