@@ -12,15 +12,14 @@ failed, was killed or missed a goal, 130 if a signal (Ctrl-C, a connection that 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -41,8 +40,9 @@ _GRACE_SECONDS = 5.0
 ENDED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What ends the check in good order: the part that runs ends, too, and what it has measured is kept and printed."""
 _INTERRUPTED = 130
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
+_LOOKS_SECONDS = 0.2
+_received: list[int] = []
+"""The signals that came; each of them ends the check."""
 
 
 def run(name: str, seconds: float, device: str, cache: Path, python: str = sys.executable) -> PartOutcome:
@@ -56,21 +56,16 @@ def run(name: str, seconds: float, device: str, cache: Path, python: str = sys.e
         with printed.open("w") as output:
             # A session of its own: what a part has started ends with it.
             process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True,
-                preexec_fn=_die_with_the_check,
-            )  # fmt: skip
-        stopped = False
-        try:
-            code: int | None = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = None
-        except KeyboardInterrupt:
-            code, stopped = None, True
-        finally:
-            _end(process)
+                command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+        with _guarded(process):
+            try:
+                code = _wait(process, seconds)
+            finally:
+                _end(process)
         took = time.monotonic() - started
         end = "\n".join(printed.read_text(errors="replace").splitlines()[-25:])
-        if stopped:
+        if code is None and _received:
             return PartOutcome(
                 "interrupted", took, read(written), f"a signal ended it after {took:.0f} s; it printed last:\n{end}"
             )
@@ -83,16 +78,34 @@ def run(name: str, seconds: float, device: str, cache: Path, python: str = sys.e
         return PartOutcome("measured", took, read(written), "; ".join(read_notes(written)))
 
 
-def _die_with_the_check() -> None:
-    """In the part's process: whoever kills the check outright leaves no part that holds the GPU."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+@contextmanager
+def _guarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Whoever kills the check outright leaves no part that holds the GPU: a shell reads from a pipe that only the check
+    can write to, which ends with it, and then kills the part with what it has started (PR_SET_PDEATHSIG would end the
+    part's first process alone)."""
+    command = ["sh", "-c", f"read -r never; kill -9 -{process.pid}"]
+    guard = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.communicate()
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ends what runs; a second signal must not come between that and what is still to be written."""
-    for each in ENDED_BY:
-        signal.signal(each, signal.SIG_IGN)
-    raise KeyboardInterrupt(number)
+def _receive(number: int, frame: FrameType | None) -> None:
+    """Notes the signal and no more: an exception could come between a part's start and what ends it."""
+    _received.append(number)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The exit code; None if it has none after ``seconds``, or when a signal comes."""
+    until = time.monotonic() + seconds
+    while not _received and (left := until - time.monotonic()) > 0:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(min(left, _LOOKS_SECONDS))
+    return process.poll()
 
 
 def _say(text: str) -> None:
@@ -142,14 +155,11 @@ def check(names: list[str], device: str, cache: Path, results: Path, seconds: fl
             outcomes[name] = PartOutcome("not measured", reason=lack)
         else:
             _say(f"{name}: {part.what}, {limit} s at most")
-            try:
-                outcomes[name] = run(name, min(limit, left), device, cache)
-            except KeyboardInterrupt:
-                outcomes[name] = PartOutcome("interrupted", reason="a signal ended the check when it was to begin")
+            outcomes[name] = run(name, min(limit, left), device, cache)
         kept.keep({name: outcomes[name]})
         if lack is None:
             _say(f"{name}: {outcomes[name].state} in {outcomes[name].seconds:.0f} s")
-        if outcomes[name].state == "interrupted":
+        if _received:
             break
     return outcomes
 
@@ -171,13 +181,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     for each in ENDED_BY:
         if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup asks for
-            signal.signal(each, _interrupt)
+            signal.signal(each, _receive)
     try:
         outcomes = check(chosen(asked.only, asked.device), asked.device, asked.cache, asked.results, asked.seconds)
     except NothingToMeasureError as error:
-        sys.exit(str(error))
+        sys.exit(_INTERRUPTED if _received else str(error))
     _say(f"\n{show(outcomes)}")
-    if any(outcome.state == "interrupted" for outcome in outcomes.values()):
+    if _received:
         sys.exit(_INTERRUPTED)
     # A part that was asked for by name and cannot be measured is a failure, too.
     missed = asked.only and any(outcome.state == "not measured" for outcome in outcomes.values())

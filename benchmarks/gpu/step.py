@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from benchmarks.gpu.figures import Writer
 from benchmarks.gpu.model import shaped_model
 from benchmarks.gpu.parts import PEER
 from benchmarks.measuring import Step, steady
-from benchmarks.rljob_run import rljob_run
+from benchmarks.rljob_run import RLJOB, Run, read_run
 
 JOB = Path(__file__).with_name("job.yaml")
 SETTING = Setting("grpo", sequences=256, steps=4, warm_up=1, response_tokens=512)
@@ -29,8 +30,9 @@ _UTILISATION = "throughput/model_flops_utilisation/"
 def measure_ours(writer: Writer, cache: Path, placement: Mapping[str, Any], name: str) -> float:
     model = shaped_model(cache)
     settings = {"model.source": model, "data.train.source": model / "prompts.jsonl", **placement}
-    with tempfile.TemporaryDirectory() as folder:
-        run = rljob_run(JOB, Path(folder, "run"), steps=SETTING.steps, threads=4, settings=settings)
+    output = cache / "gpu-runs" / name
+    run = train(output, settings)
+    shutil.rmtree(output)
     seconds = _seconds(run.steps(SETTING.sequences, SETTING.epochs))
     writer.plain(f"GRPO step, {name}", seconds, "s")
     for stage, spent in run.stage_seconds(SETTING.warm_up).items():
@@ -39,6 +41,20 @@ def measure_ours(writer: Writer, cache: Path, placement: Mapping[str, Any], name
         used = median(run.column(column)[SETTING.warm_up :])
         writer.plain(f"GRPO step, {name}, MFU of {column.removeprefix(_UTILISATION)}", used)
     return seconds
+
+
+def train(output: Path, settings: Mapping[str, Any]) -> Run:
+    """`rljob run` into ``output``, which stays if the part is killed or the run fails. What it prints is the part's own
+    output at once, so that a run that hangs has said where.
+
+    Raises ``subprocess.CalledProcessError`` if the run fails.
+    """
+    shutil.rmtree(output, ignore_errors=True)
+    print(f"the run is in {output}", flush=True)
+    command = [RLJOB, "run", JOB, "--output", output, "--resume", "never", f"--steps={SETTING.steps}"]
+    command += [f"--set={path}={value}" for path, value in settings.items()]
+    subprocess.run(list(map(str, command)), cwd=ROOT, env=peer_environment(4), check=True)
+    return read_run(output)
 
 
 def colocated(writer: Writer, cache: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -142,14 +143,21 @@ def test_a_part_for_which_all_time_is_too_little_says_how_much_it_may_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "find_spec", lambda name: object())
-    monkeypatch.setattr(command, "run", lambda *asked: time.sleep(0.5) or outcomes.PartOutcome("measured"))
+    clock = [100.0]
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def run(*asked: object) -> outcomes.PartOutcome:
+        clock[0] += 5
+        return outcomes.PartOutcome("measured")
+
+    monkeypatch.setattr(command, "run", run)
     found = command.check(["learner"], "cpu", tmp_path, tmp_path, 1.0)
     assert found["learner"].reason == "10 s are too little for it, which may take 700 s: `--seconds 70`"
     # A second part for which nothing is left has had enough in the beginning.
     monkeypatch.setattr(command, "gpu_count", lambda python: 1)
-    found = command.check(["publication-ipc", "killed"], "cuda", tmp_path, tmp_path, 10.4)
+    found = command.check(["publication-ipc", "killed"], "cuda", tmp_path, tmp_path, 12.0)
     assert found["publication-ipc"].state == "measured"
-    assert found["killed"].reason == "no time was left of 10 s: `--only killed`"
+    assert found["killed"].reason == "no time was left of 12 s: `--only killed`"
 
 
 CHECK = """
@@ -165,28 +173,32 @@ command.main(["--only", "attention", "learner", "--results", sys.argv[2], "--cac
 
 
 @contextmanager
-def running_check(folder: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
-    """The command while its first part hangs, with one figure written, and that part's process."""
+def running_check(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """The command while its first part hangs, with one figure written; the part's process and one that it started."""
     started = folder / "started"
-    python = python_that(folder, f"echo '{LINE}' > \"$5\"; echo $$ > {started}.begun; mv {started}.begun {started}\n"
-                                 "exec sleep 600")  # fmt: skip
+    python = python_that(folder, f"echo '{LINE}' > \"$5\"; sleep 600 & echo $$ $! > {started}.begun\n"
+                                 f"mv {started}.begun {started}; wait")  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": command.IMPORTABLE}
     arguments = [sys.executable, "-c", CHECK, python, str(folder / "results")]
     process = subprocess.Popen(arguments, cwd=command.ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         give_up = time.monotonic() + 60
-        while not started.exists():
+        # The part and what guards it.
+        while not started.exists() or len(psutil.Process(process.pid).children()) < 2:
             assert process.poll() is None
             assert time.monotonic() < give_up
             time.sleep(0.01)
-        yield process, psutil.Process(int(started.read_text()))
+        yield process, [psutil.Process(int(number)) for number in started.read_text().split()]
     finally:
         process.kill()
         process.wait()
 
 
-def has_ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+def wait_for_the_end_of(processes: list[psutil.Process]) -> None:
+    give_up = time.monotonic() + 30
+    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM], ids=lambda number: number.name)
@@ -196,7 +208,7 @@ def test_a_signal_ends_the_part_and_what_it_had_measured_is_kept_and_printed(
     with running_check(tmp_path) as (process, part):
         process.send_signal(number)
         printed, _ = process.communicate(timeout=60)
-        assert has_ended(part)
+        wait_for_the_end_of(part)
     assert process.returncode == 130
     assert "| speed | attention | 2 GB/s |" in printed
     assert "- attention: interrupted: a signal ended it after" in printed
@@ -209,10 +221,7 @@ def test_no_part_outlives_a_check_that_was_killed(tmp_path: Path) -> None:
     with running_check(tmp_path) as (process, part):
         process.kill()
         process.wait()
-        give_up = time.monotonic() + 30
-        while not has_ended(part):
-            assert time.monotonic() < give_up
-            time.sleep(0.01)
+        wait_for_the_end_of(part)
 
 
 def test_on_one_gpu_every_part_has_its_time(tmp_path: Path) -> None:
@@ -358,3 +367,25 @@ def test_what_a_part_notes_is_below_the_table(tmp_path: Path) -> None:
     outcome = command.run("engine-process", 60.0, "cuda", tmp_path, python)
     assert (outcome.state, figures(outcome)) == ("measured", {"speed": 2.0})
     assert "- engine-process: measured: no ratio: run engine first" in outcomes.show({"engine-process": outcome})
+
+
+def test_a_run_that_hangs_has_printed_where_it_is_and_keeps_its_folder(tmp_path: Path) -> None:
+    rljob, run = tmp_path / "rljob", tmp_path / "gpu-runs" / "run"
+    rljob.write_text(f'{FAKE}mkdir -p "$4" && echo row > "$4/metrics.jsonl"; echo "$@"; echo step 1 of 4; sleep 60\n')
+    rljob.chmod(0o755)
+    program = (
+        "from pathlib import Path; from benchmarks.gpu import step; "
+        f"step.RLJOB = Path('{rljob}'); step.train(Path('{run}'), {{'placement': 'separate'}})"
+    )
+    environment = {**os.environ, "PYTHONPATH": command.IMPORTABLE}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        printed = [process.stdout.readline().rstrip() for _ in range(3)]
+        still_runs = process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+    asked = f"run {JOB} --output {run} --resume never --steps=4 --set=placement=separate"
+    assert printed == [f"the run is in {run}", asked, "step 1 of 4"]
+    assert still_runs
+    assert (run / "metrics.jsonl").read_text() == "row\n"
