@@ -161,6 +161,7 @@ def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> En
         keep_cache=spec.pipeline.mode != "sync" and spec.pipeline.partial_rollout == "keepCache",
         adapter_rank=lora.rank if lora is not None and lora.publish == "adapter" else None,
         own_process=rollout.multiprocessing,
+        start_seconds=float(spec.deadlines.start_seconds),
         tells_experts=spec.algorithm.routing_replay,
         engine_args=dict(rollout.engine_args),
     )
