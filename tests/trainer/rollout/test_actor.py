@@ -39,5 +39,5 @@ def test_an_engine_that_ends_before_its_loop_is_there_is_an_engine_that_has_ende
 
     monkeypatch.setattr(actor, "build_engine", built)
     made = EngineActor("3", EngineSpec("torch", str(llama_folder)))
-    with ThreadPoolExecutor(1) as waiting, pytest.raises(EngineError, match="engine 3 failed.*its core is gone"):
+    with ThreadPoolExecutor(1) as waiting, pytest.raises(EngineError, match=r"engine 3 failed.*its core is gone"):
         waiting.submit(made.wait_until_ended).result(60)
