@@ -604,6 +604,16 @@ def test_ranks_of_a_layer_divide_its_heads(edited: Edit) -> None:
     )
 
 
+def test_heads_are_known_of_a_model_by_its_name(edited: Edit, cached: Path) -> None:
+    """Before any of its files is here."""
+    edited("./model", "meta-llama/Llama-3.1-70B-Instruct")
+    file = edited("rollout: {", "trainer: {replicas: 16, parallelism: {tensor: 16}}\n  rollout: {")
+    said = [v for v in found(file) if v.path == "spec.trainer.parallelism.tensor"]
+    assert [v.problem for v in said] == ["its 16 ranks cannot divide the 8 key heads of the model"]
+    fits = edited("replicas: 16, parallelism: {tensor: 16}", "replicas: 8, parallelism: {tensor: 8}")
+    assert not [v for v in found(fits) if v.path.startswith("spec.trainer")]
+
+
 def test_layers_of_a_mixture_are_not_divided(edited: Edit, folder: Path, cached: Path) -> None:
     config = cached / "models--owner--name" / "snapshots" / ("a" * 40) / "config.json"
     experts = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}

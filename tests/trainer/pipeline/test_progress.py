@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from in_turn import LONG, InTurn, pool_with
 
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.episodes.group import GenerationSettings, GroupRollout, Scoring
 from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.requests import GenerationRequest
+from rljob_trainer.episodes.requests import BegunTurn, GenerationRequest
 from rljob_trainer.episodes.single_turn import SingleTurn
+from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import DeadlineError
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord, TrainedBatch
@@ -261,3 +264,28 @@ def test_a_batch_in_order_counts_its_own_groups_and_not_those_of_the_next() -> N
         schedule.finished(ordinal)
     assert schedule.choose() is None
     assert schedule.awaited() == (1, 2)
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_what_an_earlier_process_had_is_as_engines_would_make_it_now(tells: bool) -> None:
+    """A stream is known of all tokens of a batch or of none: turned on, what has none is made anew; turned off, it is
+    taken away."""
+    count = 3
+    bare = Tokens.sampled(np.zeros(count, np.int32), np.zeros(count, np.float32), np.zeros(count, np.int32))
+    told = replace(bare, routed_experts=np.zeros((3, 1, 2), np.uint8), prompt_experts=np.zeros((4, 1, 2), np.uint8))
+    ids = [EpisodeId("training", 0, sample) for sample in range(2)]
+    turns = {id: BegunTurn(0, tokens) for id, tokens in zip(ids, (bare, told), strict=True)}
+
+    async def main() -> dict[EpisodeId, BegunTurn]:
+        settings = GenerationSettings(2, LONG, seed=0, tells_experts=tells)
+        pool = pool_with(InTurn("0", sticks_after=8))
+        rollout = GroupRollout(SingleTurn(), pool, AtOnce(), lambda texts: [""] * len(texts), settings)
+        rollout.goes_on_from({0: turns}, {0}, 1, step=1, version=1, published_as=1)
+        begun = await rollout.begun()
+        await pool.close()
+        return begun[0]
+
+    kept = run_virtual(main())
+    assert kept.keys() == ({ids[1]} if tells else set(ids))
+    assert all((turn.tokens.routed_experts is not None) == tells for turn in kept.values())
+    assert all((turn.tokens.prompt_experts is not None) == tells for turn in kept.values())

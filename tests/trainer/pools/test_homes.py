@@ -95,3 +95,19 @@ def test_what_an_engine_shares_among_siblings_counts_for_none_of_them() -> None:
 )
 def test_a_home_that_has_too_much_to_do_is_left(home: int, least: int, own: int, goes: bool) -> None:
     assert goes_home(home, least, own) is goes
+
+
+def test_a_name_that_comes_again_is_another_episode() -> None:
+    """Of a validation, whose rounds ask for the same prompts by other weights."""
+    homes = Homes()
+    answer(homes, asked(10), made([0] * 20), prefilled=10)
+    assert homes.of(asked(10)) is None
+    answer(homes, asked(10), made([5] * 20), prefilled=10, engine="1")
+    assert ratios(homes) == (0, 0)
+    assert homes.of(asked(40, turn=1)) == "1"
+
+
+def test_an_answer_that_is_shorter_than_what_it_began_with_counts_nowhere() -> None:
+    homes = Homes()
+    answer(homes, asked(10, begun=made([0] * 5)), NOTHING, prefilled=0)
+    assert homes.take_counts() == {}

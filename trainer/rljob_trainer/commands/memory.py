@@ -25,6 +25,7 @@ from rljob_api.resolved import ResolvedJob
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.config import check_config, read_json
 from rljob_trainer.models.hub_cache import cached_file
+from rljob_trainer.preflight.model import undivided
 from rljob_trainer.preflight.places import HUB, local_path
 
 _CONFIG = "config.json"
@@ -68,6 +69,8 @@ def planned(job: ResolvedJob, base: Path, memory: int | None, model: Path | None
             "give the folder that has one with --model DIR"
         )
     shape, origin = found
+    for wrong in undivided(job.spec.trainer.parallelism, shape):
+        raise JobFileError(str(wrong))
     return plan_memory(job, shape, memory), origin
 
 

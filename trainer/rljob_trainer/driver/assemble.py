@@ -204,6 +204,7 @@ async def assemble(
         sampling=sampling,
         seed=spec.seed,
         greedy=advantage_estimators[spec.algorithm.advantage.estimator].needs_greedy,
+        tells_experts=spec.algorithm.routing_replay,
     )
     validator = validator_of(spec, inputs, environment, engines, rewards, sampling, waits)
     validations = None

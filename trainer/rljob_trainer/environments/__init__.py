@@ -43,6 +43,8 @@ async def environment_of(
     given = spec.rollout.environment
     if given.type == "singleTurn":
         return SingleTurn()
+    # Episodes go on from no record whose answers lack a stream, or have one more.
+    told = [{"routingReplay": True}] if spec.algorithm.routing_replay else []
     limits = EpisodeLimits(given.max_turns, spec.data.max_prompt_tokens, given.max_turn_tokens, chat.vocabulary)
     if given.type == "custom":
         assert given.function is not None
@@ -53,7 +55,7 @@ async def environment_of(
             chat,
             limits,
             written=written,
-            uses=[dict(given.params)] if given.params else (),
+            uses=[*([dict(given.params)] if given.params else []), *told],
         )
     if not chat.is_there:
         raise JobFileError(f"{FIELD}: type {given.type} speaks in chat messages; set spec.model.chatTemplate")
@@ -72,7 +74,7 @@ async def environment_of(
             await asyncio.to_thread(EpisodeLog, log),
             chat,
             limits,
-            uses=[agent_texts(given.command, given.function, base), dict(given.params)],
+            uses=[agent_texts(given.command, given.function, base), dict(given.params), *told],
             counts=agent.take_counts,
             cannot_go_on=cannot_go_on,
         )
@@ -98,7 +100,7 @@ async def environment_of(
         await asyncio.to_thread(EpisodeLog, log),
         chat,
         limits,
-        uses=[tool.function for tool in tools],
+        uses=[*(tool.function for tool in tools), *told],
         counts=loop.take_counts,
     )
 

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.receipts import Receipt
-from rljob_trainer.episodes.tokens import Tokens
+from rljob_trainer.episodes.tokens import ByteArray, Tokens
 
 FinishReason = Literal["stop", "length", "deadline", "aborted"]
 """Why nothing more was said: the model ended, the answer was as long as it may be, its group had to be trained
@@ -108,12 +110,21 @@ class Leaf:
 
     def continued(self, observed: Tokens, answer: Tokens, receipt: Receipt | None) -> Leaf:
         """The leaf with ``observed``, which the model was given, and the ``answer`` that it made to all before."""
-        if (seen := answer.prompt_experts) is not None and observed.routed_experts is not None and len(observed):
-            # All before the answer was its prompt, of which the engine has told the same.
-            observed = replace(observed, routed_experts=seen[-len(observed) :])
+        if observed.routed_experts is not None and len(seen := observed_experts(observed, answer)) == len(observed):
+            observed = replace(observed, routed_experts=seen)
         start = len(self.tokens) + len(observed)
         span = TurnSpan(start, start + len(answer), receipt)
         return Leaf(self.prompt_ids, Tokens.joined([self.tokens, observed, answer]), spans=(*self.turns, span))
+
+
+def observed_experts(observed: Sequence[int] | Tokens, answer: Tokens) -> ByteArray:
+    """Of the tokens ``observed`` before an answer, ``[tokens, layers, k]`` as ``Tokens`` has them; ``[0]`` where
+    nothing is known. All before the answer was its prompt: the last rows that its engine has told of that are theirs.
+    """
+    seen = answer.prompt_experts
+    if seen is None or not len(observed) or len(seen) < len(observed):
+        return np.empty(0, np.uint8)
+    return seen[-len(observed) :]
 
 
 @dataclass(slots=True)

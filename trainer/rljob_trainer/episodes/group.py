@@ -77,6 +77,8 @@ class GenerationSettings:
     sampling: SamplingSettings
     seed: int
     greedy: bool = False
+    tells_experts: bool = False
+    """Engines say which experts tokens were sent to."""
 
 
 def greedy(sampling: SamplingSettings) -> SamplingSettings:
@@ -144,9 +146,17 @@ class GroupRollout:
         left = self._environment.restore(
             open_prompts, next_ordinal, step=step, version=version, published_as=published_as
         )
-        self._restored = {ordinal: dict(turns) for ordinal, turns in begun.items()}
-        for id, turn in left.items():
-            self._restored.setdefault(id.ordinal, {})[id] = turn
+        self._restored = {}
+        for id, turn in [*(item for turns in begun.values() for item in turns.items()), *left.items()]:
+            if (fitting := self._as_told_now(turn)) is not None:
+                self._restored.setdefault(id.ordinal, {})[id] = fitting
+
+    def _as_told_now(self, turn: BegunTurn) -> BegunTurn | None:
+        """A turn of an earlier process as engines would make it now, or None: it is made anew. A stream is known of all
+        tokens of a batch or of none."""
+        if not self._settings.tells_experts:
+            return turn._replace(tokens=turn.tokens.having({"routed_experts": None, "prompt_experts": None}))
+        return turn if turn.tokens.routed_experts is not None else None
 
     def settled(self, open_prompts: Collection[int], next_ordinal: int) -> None:
         """No process will run prompts before ``next_ordinal`` again, but for ``open_prompts``."""

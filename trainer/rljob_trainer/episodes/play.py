@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from rljob_trainer.episodes.conversation import Conversation, Message
 from rljob_trainer.episodes.curfew import Curfew, EpisodeOverError, NoRoomError
 from rljob_trainer.episodes.environment import Task
-from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf
+from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf, observed_experts
 from rljob_trainer.episodes.log import CallLog
 from rljob_trainer.episodes.receipts import prompt_digest
 from rljob_trainer.episodes.record import (
@@ -187,7 +187,8 @@ class Play:
             sampling = replace(self.task.sampling, max_tokens=most)
             with self._asking.one(kind):
                 result = await self._ask(self.task.request(place.turn, ids, sampling))
-                turn = RecordedTurn(result.tokens, result.finish, result.seconds, result.receipt)
+                tokens = self._with_what_is_new(ids, result.tokens)
+                turn = RecordedTurn(tokens, result.finish, result.seconds, result.receipt)
                 self._put(RecordedCall(place, what, True, turn=turn))
                 self._add(ids, turn)
             self._since = time.monotonic()
@@ -403,6 +404,16 @@ class Play:
             if context[:start] == leaf.prompt_ids and context[start:length] == tuple(leaf.tokens.ids.tolist()):
                 return place
         return None
+
+    def _with_what_is_new(self, context: tuple[int, ...], answer: Tokens) -> Tokens:
+        """An answer that continues a leaf, without what its engine says of the leaf's own tokens: each turn would keep
+        it once more."""
+        place = self._continued(context)
+        if place is None or answer.prompt_experts is None:
+            return answer
+        leaf = self._leaves[place]
+        experts = observed_experts(context[len(leaf.prompt_ids) + len(leaf.tokens) :], answer)
+        return replace(answer, prompt_experts=experts if len(experts) else None)
 
     def _add(self, context: tuple[int, ...], turn: RecordedTurn) -> None:
         """A turn continues the leaf that its context begins with; else it begins another."""

@@ -40,11 +40,15 @@ class Homes:
 
     def of(self, request: GenerationRequest) -> str | None:
         """The name of the engine that has what the request begins with; None: no engine has."""
+        if _begins(request):
+            return None  # the name may be known from a validation of other weights
         home = self._homes.get(_key(request.id))
         return None if home is None else home.engine
 
     def sent(self, request: GenerationRequest, engine: str) -> None:
         """The request goes to this engine."""
+        if _begins(request):
+            self._homes.pop(_key(request.id), None)
         home = self._homes.setdefault(_key(request.id), _Home(engine, 0))
         home.engine = engine
         self._homes.move_to_end(_key(request.id))
@@ -54,9 +58,9 @@ class Homes:
     def answered(self, request: GenerationRequest, result: GenerationResult) -> None:
         """The engine that had the request has ended it, with ``result``."""
         made, begun = len(result.tokens), len(request.begun)
-        self._generated += made - begun
+        self._generated += max(made - begun, 0)
         home = self._homes.get(_key(request.id))
-        if home is None or made == begun:
+        if home is None or made <= begun:
             return
         prompt, versions = len(request.prompt_ids), result.tokens.versions[begun:]
         again = max(result.prefilled - max(prompt + begun - home.computed, 0), 0)
@@ -85,6 +89,11 @@ def goes_home(home: int, least: int, own: int) -> bool:
     """Whether a request is worth its home's queue. ``home`` and ``least`` are the tokens that its home, and the engine
     with the fewest, may still have to make; ``own`` those of the request."""
     return home - least <= max(own, least // 2)
+
+
+def _begins(request: GenerationRequest) -> bool:
+    """Whether it is the first one of its episode."""
+    return request.id.turn == 0 and not len(request.begun)
 
 
 def _key(id: EpisodeId) -> _Key:

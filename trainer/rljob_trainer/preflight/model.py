@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api import Readable, Violation
+from rljob_api.memory import ModelShape, known_shape
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.config import TENSOR_FAMILIES
 from rljob_trainer.preflight.places import HUB, as_violation, local_path, unknown_scheme
@@ -134,6 +135,10 @@ def _model_of_the_hub(found: Readable, name: str) -> Iterator[Violation]:
     from rljob_trainer.models.hub_cache import cached_file
 
     config = cached_file(name, "config.json", found.job.spec.model.revision)
+    if config is None:
+        known, ours = known_shape(name), ":" not in found.job.spec.trainer.backend
+        if known is not None and found.says("spec.trainer.parallelism") and found.says("spec.trainer.backend"):
+            yield from undivided(found.job.spec.trainer.parallelism, known, ours=ours)
     if config is None or not found.says("spec.model.revision"):
         return
     try:
@@ -161,7 +166,7 @@ def _shape(found: Readable, shape: Shape) -> Iterator[Violation]:
     ):
         yield Violation("spec.algorithm.routingReplay", f"the model {shape.unreplayable}", "remove it")
     if found.says("spec.trainer.parallelism"):
-        yield from _parallelism(found.job.spec.trainer.parallelism, shape, ours=ours)
+        yield from undivided(found.job.spec.trainer.parallelism, shape, ours=ours)
     if engine == "vllm" and shape.head_dim < 32:
         yield Violation(
             "spec.model.source",
@@ -170,8 +175,8 @@ def _shape(found: Readable, shape: Shape) -> Iterator[Violation]:
         )
 
 
-def _parallelism(ways: TrainerParallelism, shape: Shape, *, ours: bool) -> Iterator[Violation]:
-    """``ours``: whether the backend is one that is built in."""
+def undivided(ways: TrainerParallelism, shape: Shape | ModelShape, *, ours: bool = True) -> Iterator[Violation]:
+    """Layouts whose ranks cannot divide the model's heads. ``ours``: whether the backend is one that is built in."""
     context, tensor, path = ways.context, ways.tensor, "spec.trainer.parallelism"
     if tensor > 1 and ours and shape.family not in TENSOR_FAMILIES:
         yield Violation(
@@ -183,7 +188,7 @@ def _parallelism(ways: TrainerParallelism, shape: Shape, *, ours: bool) -> Itera
         yield Violation(
             f"{path}.tensor",
             f"its {tensor} ranks cannot divide the {shape.kv_heads} key heads of the model",
-            f"use a divisor of {shape.kv_heads}",
+            "use 1" if shape.kv_heads == 1 else f"use a divisor of {shape.kv_heads}",
         )
     elif shape.heads % (context * tensor):
         ranks = f"its {context} ranks" if tensor == 1 else f"its {context} x {tensor} (tensor) ranks"

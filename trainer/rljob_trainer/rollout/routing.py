@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from rljob_trainer.episodes.requests import GenerationRequest
-from rljob_trainer.episodes.tokens import NOTHING, ByteArray, Tokens
+from rljob_trainer.episodes.tokens import ByteArray, Tokens
 from rljob_trainer.errors import EngineError
 
 
@@ -31,11 +33,15 @@ def with_experts(request: GenerationRequest, made: Tokens, computed: ByteArray) 
         )
     begun = request.begun
     if len(begun) and begun.routed_experts is None:
-        # Sampled by an engine that told none: the choices of the pass that read them again stand in.
-        own = computed[len(request.prompt_ids) - 1 :][: len(begun)]
-        begun = replace(begun, routed_experts=own) if len(own) == len(begun) else NOTHING
+        # Sampled by an engine that told none: the choices of the pass that read them again stand in, if there was one.
+        own = np.zeros((len(begun), *computed.shape[1:]), np.uint8)
+        if len(read := computed[len(request.prompt_ids) - 1 :][: len(begun)]) == len(begun):
+            own = read
+        begun = replace(begun, routed_experts=own)
     made = replace(made, routed_experts=computed[first - 1 : needed])
     of_prompt = computed[: len(request.prompt_ids) - 1]
-    if len(begun):
-        return (replace(begun, prompt_experts=of_prompt) if len(computed) >= first else begun), made
-    return begun, replace(made, prompt_experts=of_prompt)
+    if not len(begun):
+        return begun, replace(made, prompt_experts=of_prompt)
+    if begun.prompt_experts is None and len(of_prompt) == len(request.prompt_ids) - 1:
+        begun = replace(begun, prompt_experts=of_prompt)
+    return begun, made

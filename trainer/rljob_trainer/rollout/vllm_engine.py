@@ -129,9 +129,12 @@ class VLLMEngine:
         self._workers = tensor_parallel
         self._expert_layers: list[int] | None = None
         """Those that choices are told of; None: nothing is told."""
+        self._chosen = 0
+        """How many a layer chooses for each token."""
         if tells_experts:
             config = read_json(Path(folder) / "config.json")
             self._expert_layers = [n for n in range(config["num_hidden_layers"]) if has_experts(config, n)]
+            self._chosen = config["num_experts_per_tok"]
             if on_cpu:
                 self.core.workers(self._calls.tell_experts)
         self._notes_experts = tells_experts and on_cpu
@@ -290,7 +293,7 @@ class VLLMEngine:
         if self._notes_experts:
             return self.core.workers(partial(self._calls.experts, requests=[inner]))[0][0]
         told = completion.routed_experts
-        return np.zeros((0, len(layers), 1), np.uint8) if told is None else told[:, layers].astype(np.uint8)
+        return np.zeros((0, len(layers), self._chosen), np.uint8) if told is None else told[:, layers].astype(np.uint8)
 
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
         """Requests that are running go on meanwhile."""
