@@ -115,6 +115,19 @@ def test_a_row_that_is_too_long_has_no_score(folder: Path) -> None:
     assert tokens == 9
 
 
+def test_a_row_that_the_chat_template_refuses_has_no_score(tmp_path: Path) -> None:
+    refuses = "{% if 'x' in messages[-1].content %}{{ raise_exception('no x here') }}{% endif %}"
+    folder = made(tmp_path / "model", template=refuses + TEMPLATE)
+    rows = [row_of(response) for response in responses("abc", "x", "abcd")]
+    scores, tokens = scorer(folder).scores(rows)
+    told = [f"<user>what=\n<assistant>{text}\n" for text in ("abc", "abcd")]
+    assert [scores[0], scores[2]] == pytest.approx([alone(folder, text, begins=False) for text in told], abs=1e-5)
+    assert isinstance(scores[1], str)
+    assert "chat template fails: " in scores[1]
+    assert "no x here" in scores[1]
+    assert tokens == sum(map(len, told))
+
+
 def test_what_is_no_reward_model(tmp_path: Path) -> None:
     with pytest.raises(JobFileError, match=r"field: .*gives 2 numbers for a text; num_labels must be 1"):
         scorer(made(tmp_path / "two", labels=2))

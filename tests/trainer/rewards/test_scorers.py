@@ -42,6 +42,7 @@ class PlayedReplica:
         self.dead = asyncio.get_running_loop().create_future()
         self.batches: list[list[str]] = []
         self.killed = False
+        self.fails_on: str | None = None
 
     async def scores(self, model: ServedModel, rows: Sequence[Any]) -> ScoredBatch:
         if not rows:
@@ -53,6 +54,8 @@ class PlayedReplica:
         may.cancel()
         if self.dead.done():
             raise ScorerLostError("killed")
+        if self.fails_on in texts:
+            raise ZeroDivisionError("by nothing")
         return ScoredBatch([float(len(text)) for text in texts], sum(map(len, texts)), 0.0)
 
     async def ended(self) -> str:
@@ -184,6 +187,26 @@ async def test_a_row_whose_replica_is_lost_three_times_has_no_score() -> None:
         assert isinstance(said, RewardFailure)
         assert said.lost
         assert said.problem == "the process of the reward model was lost 3 times: killed; mend it"
+
+
+async def test_a_row_on_which_the_model_raises_is_the_only_one_without_a_score(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage = Stage(free=True)
+    async with opened(stage, 1) as scorers:
+        replica = stage.replicas[0]
+        replica.fails_on = "bb"
+        async with asyncio.timeout(SECONDS):
+            said = await asyncio.gather(*(scorers.score("m", row(text)) for text in ("a", "bb", "ccc")))
+            assert await scorers.score("m", row("dddd")) == 4.0
+        assert (said[0], said[2]) == (1.0, 3.0)
+        assert isinstance(said[1], RewardFailure)
+        assert said[1].problem.startswith("the reward model fails on it: ZeroDivisionError: by nothing")
+        assert not said[1].lost
+        # All of them share the first batch; then each is alone.
+        assert replica.batches == [["a", "bb", "ccc"], ["a"], ["bb"], ["ccc"], ["dddd"]]
+        assert len(stage.replicas) == 1
+    assert "replica 0 of the pool on pod-0 failed on 3 samples" in caplog.text
 
 
 async def test_a_replica_that_dies_with_nothing_in_hand_is_replaced() -> None:

@@ -39,7 +39,8 @@ class ScorerReplica(Protocol):
     async def scores(self, model: ServedModel, rows: Sequence[Row]) -> ScoredBatch:
         """Scores rows by a model, which is loaded by then: no rows just load it.
 
-        Raises ``JobFileError`` for what is no reward model, and ``ScorerLostError``.
+        Raises ``JobFileError`` for what is no reward model, ``ScorerLostError``, and anything else that comes of the
+        rows or the computation (``RewardWorkerError`` from another process).
         """
         ...
 

@@ -17,6 +17,7 @@ import torch
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.tokenizer import load_tokenizer
 from rljob_trainer.rewards.reward_model.served import ServedModel, folder_of
+from rljob_trainer.rewards.verdicts import described_error
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -92,10 +93,15 @@ class Scorer:
 
     def scores(self, rows: Sequence[Row]) -> tuple[list[float | str], int]:
         """A score or a problem for each row, and the tokens of all rows."""
-        ids = [self._ids(row) for row in rows]
         scores: list[float | str] = ["" for _ in rows]
+        ids: list[list[int]] = [[] for _ in rows]
         fitting = []
-        for index, row in enumerate(ids):
+        for index, messages in enumerate(rows):
+            try:
+                row = ids[index] = self._ids(messages)
+            except Exception as problem:  # noqa: BLE001  a chat template may raise anything, about this row alone
+                scores[index] = f"the reward model's tokenizer or chat template fails: {described_error(problem)}"
+                continue
             if self.longest is not None and len(row) > self.longest:
                 scores[index] = (
                     f"prompt and response have {len(row)} tokens of the reward model, more than its {self.longest} "

@@ -2,7 +2,8 @@
 
 Level-based: ``want`` may be called at any time. A replica that is lost (out of memory, with its node) is replaced, and
 its rows are scored by others; one that is not wanted any more finishes what it has in hand. A row whose replica was
-lost three times has no score, and neither row nor model need be at fault (``RewardFailure.lost``).
+lost three times has no score, and neither row nor model need be at fault (``RewardFailure.lost``). When a replica
+raises, each of its rows is asked again alone, and one that raises then has no score.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from rljob_trainer.errors import JobFileError, RewardWorkerError
 from rljob_trainer.rewards.reward_model.replica import ScorerLostError, ScorerReplica
 from rljob_trainer.rewards.reward_model.rows import RowBatch, RowCounts, RowQueue, Said
+from rljob_trainer.rewards.verdicts import described_error
 from rljob_trainer.waits import Waits
 
 if TYPE_CHECKING:
@@ -311,6 +313,9 @@ class Scorers:
             raise
         except JobFileError as error:
             self._queue.refuse(batch, error)
+        except Exception as error:  # the model's code may raise anything, and rows wait for an answer
+            log.warning("%s failed on %d samples", self._called(life), len(batch.rows), exc_info=error)
+            self._queue.blame(batch, described_error(error))
         else:
             self._queue.answer(batch, answer)
         finally:
