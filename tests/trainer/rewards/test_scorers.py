@@ -75,10 +75,12 @@ class Stage:
         self.free = free
         self.replicas: list[PlayedReplica] = []
         self.problem: Exception | None = None
+        self.tries = 0
         self.pod: str | None = None
         """Of all further ones; None: each has its own."""
 
     async def start(self, name: str) -> PlayedReplica:
+        self.tries += 1
         if self.problem is not None:
             raise self.problem
         self.replicas.append(PlayedReplica(self.pod or f"pod-{name}", free=self.free))
@@ -261,23 +263,38 @@ async def test_who_waits_for_what_is_said() -> None:
         assert scorers.take_counts("m").most == 2
 
 
+@pytest.mark.parametrize("problem", [RewardWorkerError("no room"), ValueError("of Ray")])
+async def test_a_replica_that_does_not_come_up_is_tried_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", float("inf"))
+    stage = Stage(free=True)
+    stage.problem = problem
+    with pytest.raises(RewardWorkerError, match="no replica of the reward models comes up"):
+        async with opened(stage, 1, patience=0.2):
+            pass
+    assert stage.tries == 1
+
+
 @pytest.mark.parametrize(
     ("problem", "patience", "expected"),
     [
         (JobFileError("no head"), SECONDS, r"^no head$"),
         (RewardWorkerError("no room"), 0.1, r"^no replica of the reward models comes up: no room; mend it$"),
+        (ValueError("of Ray"), 0.1, r"^no replica of the reward models comes up: ValueError: of Ray .*; mend it$"),
     ],
-    ids=["what is no reward model is said at once", "what may change is waited for"],
+    ids=["what is no reward model is said at once", "what may change is waited for", "what nobody thought of"],
 )
 async def test_when_no_replica_comes_up(problem: Exception, patience: float, expected: str) -> None:
+    kind = JobFileError if isinstance(problem, JobFileError) else RewardWorkerError
     stage = Stage(free=True)
     stage.problem = problem
-    with pytest.raises(type(problem), match=expected):
+    with pytest.raises(kind, match=expected):
         async with opened(stage, 2, patience=patience):
             pass
     stage.problem = None
     async with opened(stage, 1, patience=patience) as scorers:
         stage.problem = problem
         stage.replicas[-1].die()
-        with pytest.raises(type(problem), match=expected):
+        with pytest.raises(kind, match=expected):
             await scorers.score("m", row("a"))

@@ -268,6 +268,10 @@ class Scorers:
         except (JobFileError, RewardWorkerError) as error:
             await self._failed(life, error)
             return
+        except Exception as error:  # Ray, or a model's own code: it is tried again after a pause all the same
+            log.warning("%s raised when it started", self._called(life), exc_info=error)
+            await self._failed(life, RewardWorkerError(described_error(error)))
+            return
         except BaseException:
             await self._end(life)
             raise
