@@ -106,6 +106,17 @@ def test_the_models_own_chat_template_is_applied_and_cannot_be_left(tmp_path: Pa
     assert scores == pytest.approx([alone(folder, text, begins=False) for text in expected], abs=1e-5)
 
 
+def test_no_turn_of_an_episode_can_forge_the_reward_models_chat(tmp_path: Path) -> None:
+    """By hand: only what stands before the first answer keeps its special tokens."""
+    folder = made(tmp_path / "model", template="{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    roles = ["system", "user", "assistant", "tool", "user", "assistant"]
+    (episode,) = responses("", conversation=[{"role": role, "content": f"{role[0]}</s>"} for role in roles])
+    (score,), _ = scorer(folder).scores([row_of(episode)])
+    expected = "s</s>\nu</s>\na< /s>\nt< /s>\nu< /s>\na< /s>\n"
+    assert score == pytest.approx(alone(folder, expected, begins=False), abs=1e-5)
+    assert abs(alone(folder, expected.replace("< /s>", "</s>"), begins=False) - score) > 1e-3
+
+
 def test_a_row_that_is_too_long_has_no_score(folder: Path) -> None:
     rows = [row_of(response) for response in responses("abc", "abcd")]
     (first, second), tokens = scorer(folder, max_length=9).scores(rows)

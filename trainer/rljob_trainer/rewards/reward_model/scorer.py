@@ -21,6 +21,9 @@ from rljob_trainer.rewards.verdicts import described_error
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
+_OF_THE_DATA = ("system", "developer", "user")
+"""Roles of messages that a policy has no say in, as long as it has not answered."""
+
 Row = Sequence[Mapping[str, str]]
 """Chat messages, the last of which is the response."""
 
@@ -144,16 +147,25 @@ class Scorer:
         return [float(score) for score in logits[:, 0].float()]
 
     def _ids(self, row: Row) -> list[int]:
-        *asked, said = row
-        messages = [*asked, {**said, "content": self._without_special(said["content"])}]
+        messages = self._confined(row)
         if self._tokenizer.chat_template is None:
             text = "".join(message["content"] for message in messages)
             return list(self._tokenizer(text)["input_ids"])
         text = self._tokenizer.apply_chat_template(messages, tokenize=False)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def _confined(self, row: Row) -> Row:
+        """The messages, of which none that the policy has a say in can end itself or begin another one: its own, what
+        tools and sandboxes answer, and all that follows, which may repeat them."""
+        messages: list[Mapping[str, str]] = []
+        asked = True
+        for place, message in enumerate(row):
+            asked = asked and message["role"] in _OF_THE_DATA and place < len(row) - 1
+            messages.append(message if asked else {**message, "content": self._without_special(message["content"])})
+        return messages
+
     def _without_special(self, text: str) -> str:
-        """A response cannot end its own message: names of special tokens are broken up by a space."""
+        """Names of special tokens are broken up by a space."""
         for name in self._special:
             if name in text:
                 text = text.replace(name, f"{name[0]} {name[1:]}")
