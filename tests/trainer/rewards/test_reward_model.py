@@ -154,6 +154,21 @@ async def test_a_process_that_is_lost_again_and_again_gives_no_score(folder: Pat
     assert stand_in.read_text().count("started") in (3, 4)
 
 
+async def test_a_process_goes_on_after_a_row_on_which_the_model_raises(tmp_path: Path) -> None:
+    """A token beyond the model's embedding is what its tokenizer makes of one character."""
+    folder = made(tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["Z"] = 1000
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    async with pool(reward(folder, {"onError": "score", "errorScore": -1000})) as opened:
+        results = await opened.score_responses(responses("abc", "Z", "abcd"))
+    expected = [alone(folder, "what=abc"), -1000, alone(folder, "what=abcd")]
+    assert [result.score for result in results] == pytest.approx(expected, abs=1e-5)
+    assert results[1].error is not None
+    assert "IndexError: index out of range" in results[1].error
+    assert "memory" not in results[1].error
+
+
 async def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path: Path, stand_in: Path) -> None:
     folder = made(tmp_path / "model")
     version = version_of(folder)

@@ -28,6 +28,14 @@ class ScoredBatch:
     """Of the computation alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchProblem:
+    """Why nothing came of some rows, of a process that can go on."""
+
+    problem: str
+    """Type and message of what was raised."""
+
+
 class ScorerReplica(Protocol):
     """One process with the models. Nothing but ``ended`` and ``kill`` is called while ``scores`` is under way."""
 
