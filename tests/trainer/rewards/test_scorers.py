@@ -76,11 +76,15 @@ class Stage:
         self.replicas: list[PlayedReplica] = []
         self.problem: Exception | None = None
         self.tries = 0
+        self.open = asyncio.Event()
+        """Until it is set, replicas are on their way."""
+        self.open.set()
         self.pod: str | None = None
         """Of all further ones; None: each has its own."""
 
     async def start(self, name: str) -> PlayedReplica:
         self.tries += 1
+        await self.open.wait()
         if self.problem is not None:
             raise self.problem
         self.replicas.append(PlayedReplica(self.pod or f"pod-{name}", free=self.free))
@@ -209,6 +213,19 @@ async def test_a_row_on_which_the_model_raises_is_the_only_one_without_a_score(
         assert replica.batches == [["a", "bb", "ccc"], ["a"], ["bb"], ["ccc"], ["dddd"]]
         assert len(stage.replicas) == 1
     assert "replica 0 of the pool on pod-0 failed on 3 samples" in caplog.text
+
+
+async def test_some_replicas_come_up_at_a_time() -> None:
+    stage = Stage(free=True)
+    async with opened(stage, 1) as scorers:
+        stage.open.clear()
+        scorers.want(20)
+        await until(lambda: stage.tries > 1)
+        await asyncio.sleep(0.1)  # several looks
+        assert [s.state for s in scorers.standings()] == ["serving"] + ["starting"] * 16
+        stage.open.set()
+        await until(lambda: [s.state for s in scorers.standings()] == ["serving"] * 20)
+        assert stage.tries == 20
 
 
 async def test_a_replica_that_dies_with_nothing_in_hand_is_replaced() -> None:

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 _PAUSE_SECONDS = 5.0
 """After a replica that did not come up, before the next one is tried."""
+_MOST_STARTS = 16
+"""Replicas that come up at once: each takes a thread that asks Ray, and reads a whole model."""
 
 ReplicaState = Literal["starting", "serving", "leaving"]
 
@@ -208,11 +210,12 @@ class Scorers:
                 await self._changed.wait()
 
     def _approach(self) -> None:
-        """Starts what is missing, and has leave what is too much: first what is not there yet."""
+        """Starts what is missing, some at a time, and has leave what is too much: first what is not there yet."""
         here = [life for life in self._lives.values() if life.state != "leaving"]
         missing = self.wanted - len(here)
         if time.monotonic() >= self._not_before:
-            for _ in range(missing):
+            starting = sum(life.state == "starting" for life in here)
+            for _ in range(min(missing, _MOST_STARTS - starting)):
                 self._begin()
         serving = self._serving()
         # A replica is never taken away before as many as are wanted serve.
