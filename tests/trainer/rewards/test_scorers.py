@@ -271,7 +271,11 @@ async def test_who_waits_for_what_is_said() -> None:
         assert waits.left(wait) is None
         stage.problem = RewardWorkerError("no room")
         stage.replicas[0].die()
-        await until(lambda: "0 of 1 replicas" in wait.sentence and "no room" in wait.sentence)
+        await until(lambda: "no room" in wait.sentence)
+        assert wait.sentence == (
+            "the pool waits for replicas: none of 1 is there; 3 more are in the queue; "
+            "the last did not come up: no room"
+        )
         assert waits.left(wait) is not None
         stage.problem = None
         stage.free = True

@@ -374,7 +374,7 @@ class Scorers:
     def _reason(self) -> str:
         serving = self._serving()
         busy = [life.batch for life in serving if life.batch is not None]
-        said = [f"{len(serving)} of {self.wanted} replicas"]
+        said = [f"{len(serving)} of {self.wanted} replicas" if serving else f"replicas: none of {self.wanted} is there"]
         if rows := sum(len(batch.rows) for batch in busy):
             oldest = time.monotonic() - min(batch.since for batch in busy)
             said[0] += f" to score {rows} samples, the oldest for {oldest:.1f} s"
