@@ -158,7 +158,8 @@ def test_a_mistake_in_the_only_reward_function_does_not_leave_its_pool_without_w
 ) -> None:
     text = minimal_text.replace("{type: gsm8k}", f"{{{function}}}") + "  rewardModel: {replicas: 2}\n"
     (outcome,) = check_text(text)
-    assert [violation.path for violation in outcome.violations] == [f"spec.reward.functions[0].{name}" for name in wrong]
+    paths = [violation.path for violation in outcome.violations]
+    assert paths == [f"spec.reward.functions[0].{name}" for name in wrong]
 
 
 def test_null_is_absent(minimal_text: str) -> None:
