@@ -176,10 +176,13 @@ STAND_INS: Sequence[dict[str, Any]] = tuple(
     {
         "model": {"source": "x"},
         "data": {"train": {"source": "x"}, "answer": "x"},
-        "reward": {"functions": [{"type": "length"}]},
+        "reward": {"functions": [function]},
         "algorithm": {"preset": preset},
     }
-    for preset in ("grpo", "ppo")
+    for preset, function in (
+        ("grpo", {"type": "length"}),
+        ("ppo", {"type": "rewardModel", "rewardModel": {"source": "x"}}),
+    )
 )
 """Required sections, for those that can't be read. What rules say whichever stands there is not about them."""
 

@@ -23,6 +23,8 @@ DESIRED_PATH = "/v1/desired"
 METRICS_PATH = "/metrics"
 
 Count = Annotated[int, Field(ge=0, le=1000000000000)]
+RewardModelReplicas = Annotated[int, Field(ge=0, le=4096)]
+"""As many as ``spec.rewardModel`` can ask for."""
 Text = Annotated[str, Field(max_length=1024)]
 Name = Annotated[str, Field(max_length=253)]
 
@@ -169,7 +171,7 @@ class Desired(SpecModel):
     generation: Count = Field(description="Generation of the RLJob that this is made from.")
     attempt: Annotated[int, Field(ge=1)] = Field(description="Attempt that is meant; another attempt's driver refuses.")
     rollout_replicas: Count | None = Field(default=None, description="Engines wanted; the surplus is drained.")
-    reward_model_replicas: Count | None = Field(
+    reward_model_replicas: RewardModelReplicas | None = Field(
         default=None, description="Replicas of the reward models wanted; the surplus is drained."
     )
     suspend: bool = Field(default=False, description="Write a checkpoint, then end with kind suspended.")

@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 
 from benchmarks.gpu.figures import Writer
 from benchmarks.gpu.learner import new_rank, responses
 from benchmarks.gpu.model import Size, shaped_model
 from rljob_trainer.learner.backend import Placement, RowRules
-from rljob_trainer.learner.protocol import LossSettings
+from rljob_trainer.learner.protocol import LossSettings, ScoreRequest
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import Dtype
 from rljob_trainer.learner.work import Share, cut
@@ -36,7 +37,13 @@ def measure(writer: Writer, device: str, cache: Path) -> None:
         gradients[compiled] = _gradient(rank, share)
         if compiled:
             writer.plain("compile: first gradient, with compilation", time.perf_counter() - started, "s")
-        spent = [rank.update(share, LossSettings()).usage for _ in range(ROUNDS)]
+        scores = rank.score(share, ScoreRequest(log_probs=True)).streams["log_probs"]
+        reports = [rank.update(share, LossSettings()) for _ in range(ROUNDS)]
+        spent = [report.usage for report in reports]
+        # Other programs, without gradients and with.
+        assert reports[0].first_log_probs is not None
+        apart = float(np.abs(reports[0].first_log_probs - scores).max())
+        writer.plain(f"compile: first pass against scores, {name}, largest difference", apart, "nats")
         rates[compiled] = float(share.lengths.prompts.sum() + share.lengths.responses.sum()) / median(
             usage.seconds["update_actor"] for usage in spent
         )

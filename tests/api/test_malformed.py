@@ -145,6 +145,23 @@ def test_what_follows_from_a_wrong_value_is_not_said_too(minimal_text: str) -> N
     assert [v.path for outcome in check_text(text) for v in outcome.violations] == ["spec.rollout.replicas"]
 
 
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [
+        ("type: rewardModell, rewardModel: {source: a/b}", ["type"]),
+        ("type: rewardModel, rewardModel: {source: 3}", ["rewardModel.source"]),
+        ("type: rewardModel, rewardModel: {source: a/b, dtyp: x}", ["rewardModel.dtyp"]),
+    ],
+)
+def test_a_mistake_in_the_only_reward_function_does_not_leave_its_pool_without_work(
+    minimal_text: str, function: str, wrong: list[str]
+) -> None:
+    text = minimal_text.replace("{type: gsm8k}", f"{{{function}}}") + "  rewardModel: {replicas: 2}\n"
+    (outcome,) = check_text(text)
+    paths = [violation.path for violation in outcome.violations]
+    assert paths == [f"spec.reward.functions[0].{name}" for name in wrong]
+
+
 def test_null_is_absent(minimal_text: str) -> None:
     text = minimal_text.replace("{preset: grpo}", "{preset: grpo, kl: {inLoss: null}, critic: ~, aggregation:}")
     (job,) = load_jobs(text)

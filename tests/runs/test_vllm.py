@@ -60,6 +60,25 @@ def test_requests_run_on_through_publications_and_the_engine_agrees_with_the_tra
     check_export(runner, output)
 
 
+def test_a_core_in_its_own_process_takes_weights_while_requests_run_on(runner: Runner) -> None:
+    """Inside Ray's actor, two batches deep."""
+    job = copy_job(
+        batch={"samplesPerPrompt": 4, "miniBatchGroups": 2},
+        pipeline={"mode": "fullyAsync", "staleness": {"maxAge": 2}, "partialRollout": "keepCache"},
+        rollout={"engine": "vllm", "multiprocessing": True, "maxResponseTokens": 48, "maxConcurrent": 2},
+        validation={"atStart": False},
+        stop={"steps": 3},
+    )
+    job["spec"]["model"]["random"]["contextLength"] = 64
+    output = runner.folder / "output"
+    runner.run("run", runner.write(job), "--output", output)
+    records = metrics_of(output)
+    assert [record["step"] for record in records] == [1, 2, 3]
+    assert max(record["age/max"] for record in records) > 0
+    # After every publication the same log-probs in engine and trainer.
+    assert max(record["mismatch/canary/max"] for record in records) < 1e-4
+
+
 def check_export(runner: Runner, output: Path) -> None:
     """vLLM and transformers load what `rljob export` writes, and both answer as the learner itself would."""
     exported, made = runner.folder / "exported", runner.folder / "made.json"

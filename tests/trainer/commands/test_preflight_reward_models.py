@@ -38,7 +38,7 @@ def test_nothing_is_wrong(edited: Callable[[str, str], Path], folder: Path, sour
     [
         ("./absent", {}, "there is no folder"),
         ("http://host/scores", {}, "is no place of a reward model"),
-        ("scores", None, "config.json"),
+        ("scores", None, "has no config.json; name a Hugging Face model folder"),
         ("scores", {"architectures": ["LlamaForCausalLM"]}, "is a LlamaForCausalLM, which has no head that scores"),
         ("scores", {}, "is a model of no known kind"),
         # Two labels are what transformers leaves out of a config.json.

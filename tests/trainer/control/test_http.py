@@ -180,6 +180,17 @@ async def test_what_is_not_for_this_attempt_is_refused() -> None:
     assert not driver.stop
 
 
+@pytest.mark.parametrize(("count", "code"), [(4096, 200), (4097, 422)])
+async def test_no_larger_pool_of_reward_models_than_a_job_file_can_have(count: int, code: int) -> None:
+    """A job file may have 4096 in ``spec.rewardModel.replicas``."""
+    driver = Driver()
+    async with driver.client() as session:
+        wish = {"generation": 2, "attempt": 3, "rewardModelReplicas": count}
+        async with session.put("/v1/desired", json=wish) as answer:
+            assert answer.status == code, await answer.text()
+    assert driver.scorers.wanted == (count if code == 200 else 1)
+
+
 @pytest.mark.parametrize(
     ("mode", "desired", "why"),
     [

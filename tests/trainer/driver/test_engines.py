@@ -48,6 +48,23 @@ def test_ranks_on_gpus_alone_have_an_allocator_that_engines_cannot_have_while_th
         assert environment(engine_options(spec, False, None, "0")) is None
 
 
+@pytest.mark.parametrize(
+    ("trainer", "expected"),
+    [
+        ({"compile": True, "gpusPerReplica": 8, "pod": {"resources": {"requests": {"cpu": "36"}}}}, "4"),
+        ({"compile": True, "gpusPerReplica": 8, "pod": {"resources": {"limits": {"cpu": "4"}}}}, "1"),
+        ({"compile": True, "pod": {"resources": {"requests": {"cpu": "2500m"}}}}, "3"),
+        ({"compile": True}, "1"),
+        ({"compile": True, "env": {"TORCHINDUCTOR_COMPILE_THREADS": "5"}}, "5"),
+        ({"pod": {"resources": {"requests": {"cpu": "36"}}}}, None),
+    ],
+)
+def test_ranks_share_their_pod_s_cpus_to_compile_with(trainer: dict[str, object], expected: str | None) -> None:
+    [job] = load_jobs(yaml.safe_dump(copy_job(trainer=trainer)))
+    variables = learner_options(resolve(job).spec).resources["runtime_env"]["env_vars"]
+    assert variables.get("TORCHINDUCTOR_COMPILE_THREADS") == expected
+
+
 def test_collectives_of_the_ranks_end_later_than_every_wait_of_ours() -> None:
     """torch ends the process of a rank whose collective is late: whoever waits for it must have spoken by then."""
     [job] = load_jobs(yaml.safe_dump(copy_job(deadlines={"startSeconds": 900, "progressSeconds": 600})))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,26 @@ def programs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
+@contextmanager
+def compiled_by(compiler: str) -> Iterator[None]:
+    """Inside, what is sent through ``torch.compile`` goes to that backend."""
+    compiling: Any = torch.compile
+
+    def compiled(code: Any, *, options: dict[str, Any], **others: Any) -> Any:
+        # They are Inductor's.
+        return compiling(code, backend=compiler, options=options if compiler == "inductor" else None, **others)
+
+    with mock.patch.object(torch, "compile", compiled):
+        yield
+
+
 def computed(
     rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, compiler: str
 ) -> tuple[dict[str, torch.Tensor], dict[str, np.ndarray], int]:
     """Whole gradients of actor and critic, the streams of a score, and how many programs were made for them."""
     torch.compiler.reset()
     before, backend = programs(), Fsdp2()
-    with mock.patch.object(torch, "compile", functools.partial(torch.compile, backend=compiler)):
+    with compiled_by(compiler):
         learner = backend.start(settings, rank, address, timeout_seconds=60)
     work = cut(batch, [range(len(batch))], backend.placement(settings), backend.rules(settings))
     share = work.sent()[rank]
@@ -109,11 +122,40 @@ def test_compiled_layers_have_the_scores_and_the_gradient_of_layers_as_they_are(
             np.testing.assert_array_equal(our_scores["log_probs"], our_scores["ref_log_probs"])
 
 
+def scored_and_updated(
+    rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch
+) -> tuple[np.ndarray, np.ndarray]:
+    """The actor's log-probs as a score and as the first pass of an update computes them."""
+    torch.compiler.reset()
+    backend = Fsdp2()
+    learner = backend.start(settings, rank, address, timeout_seconds=60)
+    share = cut(batch, [range(len(batch))], backend.placement(settings), backend.rules(settings)).sent()[rank]
+    scores = learner.score(share, ScoreRequest(LOSS.temperature, log_probs=True)).streams["log_probs"]
+    first = learner.update(share, replace(LOSS, kl_kind=None)).first_log_probs
+    assert first is not None
+    return scores, first
+
+
+def test_in_half_precision_an_update_begins_with_the_log_probs_of_a_score(
+    ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By other programs, without gradients and with: those cut a layer into other kernels."""
+    # Headers that are compiled first take longer than these few programs.
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+    settings = LearnerSettings(
+        tied_folder, dtype="bfloat16", micro_batch_tokens=60, activation_checkpointing=True, compile=True
+    )
+    [(scores, first)] = ranks.run(1, scored_and_updated, settings, make_batch(groups=4))
+    assert len(scores) > 20
+    assert scores.std() > 0
+    np.testing.assert_array_equal(first, scores)
+
+
 def made_for_each(rank: int, address: str, settings: LearnerSettings, batches: list[SequenceBatch]) -> list[int]:
     """How many programs each batch's gradient has needed, one after the other."""
     torch.compiler.reset()
     backend = Fsdp2()
-    with mock.patch.object(torch, "compile", functools.partial(torch.compile, backend="aot_eager")):
+    with compiled_by("aot_eager"):
         learner = backend.start(settings, rank, address, timeout_seconds=60)
     made = []
     for batch in batches:

@@ -78,20 +78,84 @@ def test_on_a_cpu_nothing_is_copied() -> None:
     assert moves.upload(tensor, HOST) is tensor
 
 
-def test_what_rests_has_one_place_of_its_own_that_is_pinned_once() -> None:
-    pinned: list[torch.Tensor] = []
-    resting = moves.Resting(pinned.append)
-    tensors = [torch.arange(4.0), torch.ones(2, 3)]
+def test_what_rests_has_one_place_of_its_own() -> None:
+    resting = moves.Resting()
+    tensors = [torch.arange(4.0), torch.ones(2, 3), torch.tensor(5), torch.arange(3, dtype=torch.bfloat16)]
     first = resting.rest("moments", tensors)
     assert all(torch.equal(there, tensor) for there, tensor in zip(first, tensors, strict=True))
-    assert not {there.data_ptr() for there in first} & {tensor.data_ptr() for tensor in tensors}
+    assert [there.dtype for there in first] == [tensor.dtype for tensor in tensors]
     tensors[0].mul_(2)
     second = resting.rest("moments", tensors)
     assert [there.data_ptr() for there in second] == [there.data_ptr() for there in first]
-    assert torch.equal(second[0], tensors[0])
-    assert [tensor.data_ptr() for tensor in pinned] == [there.data_ptr() for there in first]
+    assert all(torch.equal(there, tensor) for there, tensor in zip(second, tensors, strict=True))
     # Others, other places.
     assert resting.rest("steps", tensors)[0].data_ptr() != first[0].data_ptr()
+    assert torch.equal(second[0], tensors[0])
+
+
+class OfAGpu(torch.Tensor):
+    """A tensor in host memory that says that it is in a GPU's."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+def of_sizes(*sizes: int) -> list[torch.Tensor]:
+    """Tensors of float32 with so many bytes and numbers of their own."""
+    return [(torch.arange(size // 4) + 1000.0 * index).as_subclass(OfAGpu) for index, size in enumerate(sizes)]
+
+
+def test_what_comes_from_a_gpu_rests_in_few_pinned_pieces_of_powers_of_two(
+    gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "_PIECE", 4096)
+    pieces: list[torch.Tensor] = []
+
+    def pinned(nbytes: int) -> torch.Tensor:
+        pieces.append(torch.empty(nbytes, dtype=torch.uint8))
+        return pieces[-1]
+
+    resting = moves.Resting(pinned)
+    # 5,000 bytes take 5,120 of 8,192, and 3,000 find room behind them (3,072). 2,048 and 2,044 share a piece, and what
+    # is left, 12 bytes, gets the least.
+    tensors = of_sizes(12, 3000, 2048, 5000, 2044)
+    for _ in range(2):
+        there = resting.rest("moments", tensors)
+        assert all(torch.equal(one, tensor) for one, tensor in zip(there, tensors, strict=True))
+        assert [piece.nbytes for piece in pieces] == [8192, 4096, 256]
+    bases = [one.untyped_storage().data_ptr() for one in there]
+    assert bases == [pieces[piece].data_ptr() for piece in (2, 0, 1, 0, 1)]
+
+
+def test_memory_that_cannot_be_pinned_is_ordinary_memory_and_said_once(
+    gpu: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(moves, "_PIECE", 1024)
+    asked = []
+    empty = torch.empty
+
+    def unpinned(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        if pin_memory:
+            asked.append(args)
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", unpinned)
+    resting, tensors = moves.Resting(), of_sizes(1000, 1000)
+    for name in ("first", "second"):
+        there = resting.rest(name, tensors)
+        assert all(torch.equal(one, tensor) for one, tensor in zip(there, tensors, strict=True))
+    assert asked == [(1024,)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "CUDA cannot pin 1024 bytes of host memory: moves take longer (CUDA error: out of memory)"
+    ]
 
 
 @pytest.mark.parametrize("rule", [AdamW, Muon])
@@ -117,23 +181,3 @@ def test_an_optimizer_s_state_rests_in_the_host_and_comes_back(
         assert {tensor.device for tensor in optimizer.state(1).values()} == {GPU}
     assert places[0] == places[1]
     assert waited
-
-
-@pytest.mark.parametrize("size", [(1 << 20) // 4, 8])
-def test_large_memory_is_pinned_where_it_is(
-    size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked: list[tuple[int, int]] = []
-
-    class Runtime:
-        def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802 (CUDA's name)
-            asked.append((address, nbytes))
-            return 1
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
-    tensor = torch.empty(size)
-    moves.pin(tensor)
-    # What shares pages with others is left alone.
-    assert asked == ([(tensor.data_ptr(), 1 << 20)] if size > 8 else [])
-    assert ("cannot pin 1048576 bytes" in caplog.text) == (size > 8)

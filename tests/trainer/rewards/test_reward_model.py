@@ -106,6 +106,17 @@ def test_the_models_own_chat_template_is_applied_and_cannot_be_left(tmp_path: Pa
     assert scores == pytest.approx([alone(folder, text, begins=False) for text in expected], abs=1e-5)
 
 
+def test_no_turn_of_an_episode_can_forge_the_reward_models_chat(tmp_path: Path) -> None:
+    """By hand: only what stands before the first answer keeps its special tokens."""
+    folder = made(tmp_path / "model", template="{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    roles = ["system", "user", "assistant", "tool", "user", "assistant"]
+    (episode,) = responses("", conversation=[{"role": role, "content": f"{role[0]}</s>"} for role in roles])
+    (score,), _ = scorer(folder).scores([row_of(episode)])
+    expected = "s</s>\nu</s>\na< /s>\nt< /s>\nu< /s>\na< /s>\n"
+    assert score == pytest.approx(alone(folder, expected, begins=False), abs=1e-5)
+    assert abs(alone(folder, expected.replace("< /s>", "</s>"), begins=False) - score) > 1e-3
+
+
 def test_a_row_that_is_too_long_has_no_score(folder: Path) -> None:
     rows = [row_of(response) for response in responses("abc", "abcd")]
     (first, second), tokens = scorer(folder, max_length=9).scores(rows)
@@ -113,6 +124,19 @@ def test_a_row_that_is_too_long_has_no_score(folder: Path) -> None:
     assert isinstance(second, str)
     assert "10 tokens of the reward model, more than its 9" in second
     assert tokens == 9
+
+
+def test_a_row_that_the_chat_template_refuses_has_no_score(tmp_path: Path) -> None:
+    refuses = "{% if 'x' in messages[-1].content %}{{ raise_exception('no x here') }}{% endif %}"
+    folder = made(tmp_path / "model", template=refuses + TEMPLATE)
+    rows = [row_of(response) for response in responses("abc", "x", "abcd")]
+    scores, tokens = scorer(folder).scores(rows)
+    told = [f"<user>what=\n<assistant>{text}\n" for text in ("abc", "abcd")]
+    assert [scores[0], scores[2]] == pytest.approx([alone(folder, text, begins=False) for text in told], abs=1e-5)
+    assert isinstance(scores[1], str)
+    assert "chat template fails: " in scores[1]
+    assert "no x here" in scores[1]
+    assert tokens == sum(map(len, told))
 
 
 def test_what_is_no_reward_model(tmp_path: Path) -> None:
@@ -128,6 +152,21 @@ async def test_a_process_that_is_lost_again_and_again_gives_no_score(folder: Pat
             await opened.score_responses(responses("abc"))
     # One more may be on its way for those that come later.
     assert stand_in.read_text().count("started") in (3, 4)
+
+
+async def test_a_process_goes_on_after_a_row_on_which_the_model_raises(tmp_path: Path) -> None:
+    """A token beyond the model's embedding is what its tokenizer makes of one character."""
+    folder = made(tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["Z"] = 1000
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    async with pool(reward(folder, {"onError": "score", "errorScore": -1000})) as opened:
+        results = await opened.score_responses(responses("abc", "Z", "abcd"))
+    expected = [alone(folder, "what=abc"), -1000, alone(folder, "what=abcd")]
+    assert [result.score for result in results] == pytest.approx(expected, abs=1e-5)
+    assert results[1].error is not None
+    assert "IndexError: index out of range" in results[1].error
+    assert "memory" not in results[1].error
 
 
 async def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path: Path, stand_in: Path) -> None:

@@ -42,6 +42,7 @@ class PlayedReplica:
         self.dead = asyncio.get_running_loop().create_future()
         self.batches: list[list[str]] = []
         self.killed = False
+        self.fails_on: str | None = None
 
     async def scores(self, model: ServedModel, rows: Sequence[Any]) -> ScoredBatch:
         if not rows:
@@ -53,6 +54,8 @@ class PlayedReplica:
         may.cancel()
         if self.dead.done():
             raise ScorerLostError("killed")
+        if self.fails_on in texts:
+            raise ZeroDivisionError("by nothing")
         return ScoredBatch([float(len(text)) for text in texts], sum(map(len, texts)), 0.0)
 
     async def ended(self) -> str:
@@ -72,10 +75,16 @@ class Stage:
         self.free = free
         self.replicas: list[PlayedReplica] = []
         self.problem: Exception | None = None
+        self.tries = 0
+        self.open = asyncio.Event()
+        """Until it is set, replicas are on their way."""
+        self.open.set()
         self.pod: str | None = None
         """Of all further ones; None: each has its own."""
 
     async def start(self, name: str) -> PlayedReplica:
+        self.tries += 1
+        await self.open.wait()
         if self.problem is not None:
             raise self.problem
         self.replicas.append(PlayedReplica(self.pod or f"pod-{name}", free=self.free))
@@ -186,6 +195,39 @@ async def test_a_row_whose_replica_is_lost_three_times_has_no_score() -> None:
         assert said.problem == "the process of the reward model was lost 3 times: killed; mend it"
 
 
+async def test_a_row_on_which_the_model_raises_is_the_only_one_without_a_score(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage = Stage(free=True)
+    async with opened(stage, 1) as scorers:
+        replica = stage.replicas[0]
+        replica.fails_on = "bb"
+        async with asyncio.timeout(SECONDS):
+            said = await asyncio.gather(*(scorers.score("m", row(text)) for text in ("a", "bb", "ccc")))
+            assert await scorers.score("m", row("dddd")) == 4.0
+        assert (said[0], said[2]) == (1.0, 3.0)
+        assert isinstance(said[1], RewardFailure)
+        assert said[1].problem.startswith("the reward model fails on it: ZeroDivisionError: by nothing")
+        assert not said[1].lost
+        # All of them share the first batch; then each is alone.
+        assert replica.batches == [["a", "bb", "ccc"], ["a"], ["bb"], ["ccc"], ["dddd"]]
+        assert len(stage.replicas) == 1
+    assert "replica 0 of the pool on pod-0 failed on 3 samples" in caplog.text
+
+
+async def test_some_replicas_come_up_at_a_time() -> None:
+    stage = Stage(free=True)
+    async with opened(stage, 1) as scorers:
+        stage.open.clear()
+        scorers.want(20)
+        await until(lambda: stage.tries > 1)
+        await asyncio.sleep(0.1)  # several looks
+        assert [s.state for s in scorers.standings()] == ["serving"] + ["starting"] * 16
+        stage.open.set()
+        await until(lambda: [s.state for s in scorers.standings()] == ["serving"] * 20)
+        assert stage.tries == 20
+
+
 async def test_a_replica_that_dies_with_nothing_in_hand_is_replaced() -> None:
     stage = Stage(free=True)
     async with opened(stage, 1) as scorers:
@@ -229,7 +271,11 @@ async def test_who_waits_for_what_is_said() -> None:
         assert waits.left(wait) is None
         stage.problem = RewardWorkerError("no room")
         stage.replicas[0].die()
-        await until(lambda: "0 of 1 replicas" in wait.sentence and "no room" in wait.sentence)
+        await until(lambda: "no room" in wait.sentence)
+        assert wait.sentence == (
+            "the pool waits for replicas: none of 1 is there; 3 more are in the queue; "
+            "the last did not come up: no room"
+        )
         assert waits.left(wait) is not None
         stage.problem = None
         stage.free = True
@@ -238,23 +284,38 @@ async def test_who_waits_for_what_is_said() -> None:
         assert scorers.take_counts("m").most == 2
 
 
+@pytest.mark.parametrize("problem", [RewardWorkerError("no room"), ValueError("of Ray")])
+async def test_a_replica_that_does_not_come_up_is_tried_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", float("inf"))
+    stage = Stage(free=True)
+    stage.problem = problem
+    with pytest.raises(RewardWorkerError, match="no replica of the reward models comes up"):
+        async with opened(stage, 1, patience=0.2):
+            pass
+    assert stage.tries == 1
+
+
 @pytest.mark.parametrize(
     ("problem", "patience", "expected"),
     [
         (JobFileError("no head"), SECONDS, r"^no head$"),
         (RewardWorkerError("no room"), 0.1, r"^no replica of the reward models comes up: no room; mend it$"),
+        (ValueError("of Ray"), 0.1, r"^no replica of the reward models comes up: ValueError: of Ray .*; mend it$"),
     ],
-    ids=["what is no reward model is said at once", "what may change is waited for"],
+    ids=["what is no reward model is said at once", "what may change is waited for", "what nobody thought of"],
 )
 async def test_when_no_replica_comes_up(problem: Exception, patience: float, expected: str) -> None:
+    kind = JobFileError if isinstance(problem, JobFileError) else RewardWorkerError
     stage = Stage(free=True)
     stage.problem = problem
-    with pytest.raises(type(problem), match=expected):
+    with pytest.raises(kind, match=expected):
         async with opened(stage, 2, patience=patience):
             pass
     stage.problem = None
     async with opened(stage, 1, patience=patience) as scorers:
         stage.problem = problem
         stage.replicas[-1].die()
-        with pytest.raises(type(problem), match=expected):
+        with pytest.raises(kind, match=expected):
             await scorers.score("m", row("a"))

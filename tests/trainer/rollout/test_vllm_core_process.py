@@ -6,17 +6,21 @@ What such an engine computes is tested with the other kind's tests (``test_vllm_
 from __future__ import annotations
 
 import os
+import pickle
 import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import psutil
 import pytest
@@ -153,23 +157,118 @@ def _is_of(loop: EngineLoop, process: psutil.Process) -> bool:
     return process.pid in [one.pid for one in core.processes]
 
 
-def test_nothing_stays_when_the_process_that_started_it_is_killed(llama_folder: Path) -> None:
-    program = f"""
+def test_what_is_asked_of_a_core_after_its_end_is_refused_too() -> None:
+    """vLLM's client forgets nobody who waits, and notices the end later than we do."""
+    from rljob_trainer.rollout.vllm_core import CoreProcess
+
+    life, held = os.pipe()
+    process = SimpleNamespace(pid=4711, sentinel=life)
+    resources = SimpleNamespace(engine_manager=SimpleNamespace(processes=[process]))
+    client = SimpleNamespace(
+        resources=resources, outputs_queue=queue.Queue(), utility_results={}, shutdown=lambda: os.close(life)
+    )
+    told: queue.Queue[EngineError] = queue.Queue()
+    answered = threading.Event()
+
+    def ended(error: EngineError) -> None:
+        told.put(error)
+        answered.wait(SECONDS)
+
+    engine: Any = SimpleNamespace(engine_core=client)
+    core = CoreProcess(engine, ended)
+    os.close(held)
+    assert "4711" in str(told.get(timeout=SECONDS))
+    for number in range(3):
+        client.utility_results[number] = answer = Future[None]()
+        with pytest.raises(EngineError, match="ended unasked"):
+            answer.result(SECONDS)
+    answered.set()
+    core.close()
+
+
+class ParticularError(Exception):
+    """Made of more than its arguments."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+def _fails(worker: Any) -> None:
+    raise worker
+
+
+@pytest.mark.parametrize("error", [ParticularError(code=7), KeyError("name")])
+def test_an_error_of_a_worker_reaches_whoever_asked(error: Exception) -> None:
+    from rljob_trainer.rollout.vllm_transfer import WorkerExtension
+
+    worker: Any = error
+    answer, told = pickle.loads(WorkerExtension.rljob_run(worker, cloudpickle.dumps(_fails)))
+    assert answer is None
+    if isinstance(error, ParticularError):
+        assert type(told) is EngineError
+        assert str(told) == "ParticularError: code 7"
+    else:
+        assert type(told) is KeyError
+        assert told.args == error.args
+
+
+PROGRAM = """
 import sys
+import threading
+import time
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
+
+folder, tensor, hangs = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+
+def hang(*_):
+    print("it hangs", flush=True)
+    time.sleep(3600)
+
+if hangs == "loading":
+    # In its own processes, which begin with this file too.
+    from vllm.v1.worker.cpu_worker import CPUWorker
+    CPUWorker.load_model = hang
+
 if __name__ == "__main__":
-    arguments = {{"kv_cache_memory_bytes": 64 << 20}}
-    engine = build_engine(EngineSpec("vllm", {str(llama_folder)!r}, own_process=True, engine_args=arguments))
-    print("built", flush=True)
+    arguments = {"kv_cache_memory_bytes": 64 << 20}
+    settings = {"tensor_parallel": tensor, "start_seconds": 1234, "engine_args": arguments}
+    engine = build_engine(EngineSpec("vllm", folder, own_process=True, **settings))
+    from vllm.v1.engine import core_client
+    assert core_client.VLLM_ENGINE_READY_TIMEOUT_S == 1234
+    if hangs == "asked":
+        engine.core.workers(hang)
+    print("it is there", flush=True)
     sys.stdin.read()
 """
+
+
+@pytest.mark.parametrize(
+    ("tensor", "hangs"),
+    [(1, "never"), (1, "loading"), (2, "asked")],
+    ids=["idle", "while it loads", "while workers wait for one another"],
+)
+def test_nothing_stays_when_the_process_that_started_it_is_killed(
+    tensor: int, hangs: str, llama_folder: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "owner.py"
+    program.write_text(PROGRAM)
     pipe = subprocess.PIPE
-    owner = subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True)
+    # Without what engines of this process have set.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    owner = subprocess.Popen(
+        [sys.executable, str(program), str(llama_folder), str(tensor), hangs],
+        stdin=pipe,
+        stdout=pipe,
+        text=True,
+        env=environment,
+    )
     try:
         assert owner.stdout is not None
-        assert any("built" in line for line in owner.stdout)
+        expected = "it is there" if hangs == "never" else "it hangs"
+        # The first of them: another would be waited for in vain.
+        assert expected in next(line for line in owner.stdout if "it hangs" in line or "it is there" in line)
         inside = below(owner.pid)
-        assert inside
+        assert len(inside) >= tensor
     finally:
         owner.kill()
         owner.wait()

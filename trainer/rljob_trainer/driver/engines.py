@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api import cluster
+from rljob_api.pod_template.of_job import cpus_of_ray
 from rljob_trainer.driver.together import together
 from rljob_trainer.learner.bundles import Bundles
 from rljob_trainer.learner.options import GroupOptions
@@ -105,6 +106,10 @@ def learner_options(spec: ResolvedSpec, by_role: bool = False) -> GroupOptions:
     with those whose devices the same engine takes. ``by_role``: Ray's nodes carry the label that says what they are
     for."""
     own = _RANK_ALLOCATOR | (_DETERMINISTIC_RANK if spec.deterministic else {}) if spec.trainer.gpus_per_replica else {}
+    if spec.trainer.compile:
+        # torch would start up to 32 processes for each rank, and count the node's CPUs.
+        cpus = cpus_of_ray("spec.trainer.pod", spec.trainer.pod, spec.trainer.gpus_per_replica) or 1
+        own = own | {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, cpus // max(1, spec.trainer.gpus_per_replica)))}
     resources: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": own | spec.trainer.env}}
     nodes = on_nodes(cluster.TRAINER, by_role)
     bundle: dict[str, float] = {}
@@ -161,6 +166,7 @@ def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> En
         keep_cache=spec.pipeline.mode != "sync" and spec.pipeline.partial_rollout == "keepCache",
         adapter_rank=lora.rank if lora is not None and lora.publish == "adapter" else None,
         own_process=rollout.multiprocessing,
+        start_seconds=float(spec.deadlines.start_seconds),
         tells_experts=spec.algorithm.routing_replay,
         engine_args=dict(rollout.engine_args),
     )

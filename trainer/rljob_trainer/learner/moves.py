@@ -10,11 +10,14 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-_PINNED_FROM = 1 << 20
-"""Bytes. Smaller tensors share pages of memory with others, and a page cannot be pinned twice."""
+_PIECE = 256 << 20
+"""Bytes of a piece of resting memory, but for a tensor that is larger, and the last."""
+_ALIGNED = 256
+"""Bytes: where in a piece a tensor may begin."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,38 +48,76 @@ class Uploads:
 _uploads = functools.cache(Uploads)
 
 
-def pin(tensor: torch.Tensor) -> None:
-    """Pins the memory of a tensor where it is, for as long as the process lives: it must not be freed. Memory that is
-    allocated pinned would be rounded up to a power of two, half as much again for a large model."""
-    if not torch.cuda.is_available() or tensor.nbytes < _PINNED_FROM:
-        return
-    code = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
-    if code:
-        _log.warning("CUDA cannot pin %d bytes of host memory (error %d): moves take longer", tensor.nbytes, code)
+def _pinned(nbytes: int) -> torch.Tensor:
+    """Bytes from torch's own allocator, which keeps what has been pinned for whoever asks next and takes it back no
+    sooner than the copies from it have been made."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
 class Resting:
-    """Host memory for tensors that come and go, pinned: made when they first rest, and kept, since pinning takes longer
-    than a move."""
+    """Host memory for tensors that come and go, pinned where they come from a GPU: made when they first rest, and kept,
+    since pinning takes longer than a move."""
 
-    def __init__(self, pin: Callable[[torch.Tensor], None] = pin) -> None:
-        self._pin = pin
+    def __init__(self, pinned: Callable[[int], torch.Tensor] = _pinned) -> None:
+        self._pinned = pinned
+        self._refused = False
         self._kept: dict[str, list[torch.Tensor]] = {}
 
     def rest(self, name: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors ``name``, always of the same shapes, in host memory; they are there when this returns."""
         if name not in self._kept:
-            self._kept[name] = [torch.empty_like(tensor, device="cpu") for tensor in tensors]
-            for host in self._kept[name]:
-                self._pin(host)
+            self._kept[name] = self._places(tensors)
         for host, tensor in zip(self._kept[name], tensors, strict=True):
             host.copy_(tensor, non_blocking=True)
         if any(tensor.is_cuda for tensor in tensors):
             torch.cuda.synchronize()
         return list(self._kept[name])
 
+    def _places(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """One for each tensor, laid out in pieces of memory. torch rounds what it pins up to a power of two: pieces are
+        of such sizes, large tensors get one and small ones what is left in them."""
+        pin = torch.cuda.is_available() and any(tensor.is_cuda for tensor in tensors)
+        pieces: list[_Piece] = []
+        lies: dict[int, tuple[_Piece, int]] = {}
+        for index in sorted(range(len(tensors)), key=lambda index: -tensors[index].nbytes):
+            size = -(-tensors[index].nbytes // _ALIGNED) * _ALIGNED
+            piece = next((piece for piece in pieces if piece.used + size <= piece.room), None)
+            if piece is None:
+                pieces.append(piece := _Piece(max(_PIECE, _power(size))))
+            lies[index] = (piece, piece.used)
+            piece.used += size
+        memory = {id(piece): self._memory(_power(piece.used) if pin else piece.used, pin) for piece in pieces}
+        places = []
+        for index, tensor in enumerate(tensors):
+            piece, start = lies[index]
+            place = memory[id(piece)][start : start + tensor.nbytes]
+            places.append(place.view(tensor.dtype).view(tensor.shape))
+        return places
+
+    def _memory(self, nbytes: int, pin: bool) -> torch.Tensor:
+        if pin and not self._refused:
+            try:
+                return self._pinned(nbytes)
+            except RuntimeError as error:
+                self._refused = True
+                _log.warning("CUDA cannot pin %d bytes of host memory: moves take longer (%s)", nbytes, error)
+        return torch.empty(nbytes, dtype=torch.uint8)
+
     def moved(self, name: str, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         """The tensors on ``device``, be it theirs or the host."""
         if device.type == "cpu":
             return self.rest(name, tensors)
         return [tensor.to(device, non_blocking=True) for tensor in tensors]
+
+
+@dataclass
+class _Piece:
+    """Of host memory, in bytes."""
+
+    room: int
+    used: int = 0
+
+
+def _power(nbytes: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << max(nbytes - 1, 0).bit_length()

@@ -67,9 +67,7 @@ def read_json(file: Path) -> dict[str, Any]:
             raise JobFileError(f"{file} begins with a byte order mark, which JSON has not; save it without")
         content = json.loads(data.decode("utf-8"))
     except FileNotFoundError:
-        raise JobFileError(
-            f"{file.parent} has no {file.name}; spec.model.source must be a Hugging Face model folder"
-        ) from None
+        raise JobFileError(f"{file.parent} has no {file.name}; name a Hugging Face model folder") from None
     except OSError as problem:
         raise JobFileError(f"{file} cannot be read ({problem.strerror}); check its permissions") from problem
     except UnicodeDecodeError as problem:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +54,8 @@ class EngineSpec:
     """Updates bring adapters of this rank to the model in the folder (vllm); None: whole models."""
     own_process: bool = False
     """Whether vLLM's core has a process of its own."""
+    start_seconds: float = 600.0
+    """How long such a process may take to start."""
     tells_experts: bool = False
     """Responses say which experts their tokens were sent to (vllm)."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
@@ -102,6 +105,7 @@ def build_engine(spec: EngineSpec, ended: Callable[[EngineError], None] = lambda
         adapter_rank=spec.adapter_rank,
         own_process=spec.own_process,
         ended=ended,
+        start_seconds=spec.start_seconds,
         tells_experts=spec.tells_experts,
         engine_args=spec.engine_args,
     )
@@ -111,7 +115,10 @@ class EngineActor:
     """The class to start with ``ray.remote(EngineActor).options(**ACTOR_OPTIONS, ...)``."""
 
     def __init__(self, name: str, spec: EngineSpec) -> None:
-        self._loop = EngineLoop(lambda: build_engine(spec, lambda error: self._loop.fail(error)), name)
+        # The engine may end before its loop is there, and whoever tells that waits for the loop.
+        loop: Future[EngineLoop] = Future()
+        self._loop = EngineLoop(lambda: build_engine(spec, lambda error: loop.result().fail(error)), name)
+        loop.set_result(self._loop)
         settle()
 
     def ready(self) -> int:

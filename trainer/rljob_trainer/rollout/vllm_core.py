@@ -11,6 +11,9 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +27,7 @@ from rljob_trainer.errors import EngineError
 from rljob_trainer.rollout.vllm_transfer import OWNER, Worker
 
 T = TypeVar("T")
+_LOOK_SECONDS = 0.05
 Ended = Callable[[EngineError], None]
 
 
@@ -45,13 +49,18 @@ class VLLMCore(Protocol):
 
 def start_core(arguments: EngineArgs, *, own_process: bool, ended: Ended) -> tuple[LLMEngine, VLLMCore]:
     """``ended`` is told, in a thread of its own, when a core's own process ends unasked."""
-    if own_process:
-        # The core ends with this process, however that ends (``vllm_transfer.end_with_owner``).
-        os.environ[OWNER] = str(os.getpid())
     config = arguments.create_engine_config()
     # Not by from_engine_args, which asks the environment.
-    engine = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=own_process)
-    return engine, CoreProcess(engine, ended) if own_process else CoreHere(engine)
+    start = partial(LLMEngine, config, Executor.get_class(config), log_stats=False, multiprocess_mode=own_process)
+    if not own_process:
+        return (here := start()), CoreHere(here)
+    # Its processes end with this one, however that ends (``vllm_transfer.end_with_owner``).
+    os.environ[OWNER] = str(os.getpid())
+    try:
+        engine = start()
+    finally:
+        del os.environ[OWNER]
+    return engine, CoreProcess(engine, ended)
 
 
 class CoreHere:
@@ -97,6 +106,8 @@ class CoreProcess:
         self._closing = threading.Event()
         self._ended = ended
         self.processes: list[Any] = list(client.resources.engine_manager.processes)
+        self._thread = threading.current_thread()
+        """The only one that asks anything of the core."""
         threading.Thread(target=self._watch, name="vllm-core-watch", daemon=True).start()
 
     def workers(self, call: Callable[[Worker], T]) -> list[T]:
@@ -125,12 +136,18 @@ class CoreProcess:
     def _watch(self) -> None:
         """vLLM's client waits for ever for the answers of a process that was killed."""
         wait([process.sentinel for process in self.processes])
-        if self._closing.is_set():
+        # Without close(), too, vLLM ends it when this process comes to its own end.
+        if self._closing.is_set() or not threading.main_thread().is_alive():
             return
         names = ", ".join(str(process.pid) for process in self.processes)
         error = EngineError(f"vLLM's own process ({names}) ended unasked; its last lines in the log say more")
         self._client.outputs_queue.put_nowait(error)
-        for answer in list(self._client.utility_results.values()):
-            if not answer.done():
-                answer.set_exception(error)
-        self._ended(error)
+        # Whoever is told may wait for an engine that is being built, and this for an answer.
+        threading.Thread(target=self._ended, args=(error,), name="vllm-core-ended", daemon=True).start()
+        # More may be asked for until vLLM has noticed by itself, or the engine has.
+        while self._thread.is_alive() and not self._closing.is_set():
+            for answer in list(self._client.utility_results.values()):
+                # Not answered in the meantime: what came before the end is still read, in another thread.
+                with suppress(InvalidStateError):
+                    answer.set_exception(error)
+            self._closing.wait(_LOOK_SECONDS)

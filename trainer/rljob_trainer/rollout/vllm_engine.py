@@ -35,37 +35,14 @@ from rljob_trainer.episodes.tokens import ByteArray, FloatArray, Tokens
 from rljob_trainer.errors import EngineError
 from rljob_trainer.models.config import has_experts, read_json
 from rljob_trainer.models.stored import tensors_in
-from rljob_trainer.models.weights import layer_matrices, stored_tensors
 from rljob_trainer.rollout.routing import with_experts, without_experts
+from rljob_trainer.rollout.vllm_arguments import engine_arguments, environment
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.manifest import Manifest, manifest_of
 from rljob_trainer.weights.receiver import ReceiveReport
 from rljob_trainer.weights.residence import Resident, fingerprint
 
-_ENVIRONMENT = {
-    # Where the core is ``vllm_core.py`` says; a CPU's only worker would get a process of its own beside that.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-}
-_CPU_ENVIRONMENT = {
-    # No compilation: 3 s to start instead of 30.
-    "TORCH_COMPILE_DISABLE": "1",
-    # Ray and the job decide about cores; a second thread on a busy machine makes everything slower.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
-_CPU_ARGUMENTS: Mapping[str, Any] = {
-    "enforce_eager": True,
-    "kv_cache_memory_bytes": 256 << 20,
-    # A prompt begun in parts draws tokens that do not count, and vLLM sets the request's generator back afterwards.
-    # Generators of the CPU have no offset to go back by, and the engine fails ("CPU Generator does not use offset").
-    "enable_chunked_prefill": False,
-}
-_GPU_ARGUMENTS: Mapping[str, Any] = {"enable_sleep_mode": True}
-_GPU_BATCHED_TOKENS = 8192
-"""Prompt tokens that a step reads at most. Here vLLM takes 2,048 unless told, too few to keep a GPU busy."""
-_SCORED_BESIDE = 4
-"""Sequences that can be scored at once while requests are running."""
 _SCORE = "rljob-score-"
-_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _ADAPTER = 1
 """The id of the only one."""
 
@@ -92,6 +69,7 @@ class VLLMEngine:
         adapter_rank: int | None = None,
         own_process: bool = False,
         ended: Callable[[EngineError], None] = lambda error: None,
+        start_seconds: float = 600.0,
         tells_experts: bool = False,
         engine_args: Mapping[str, Any] | None = None,
     ) -> None:
@@ -104,51 +82,36 @@ class VLLMEngine:
         ``tells_experts``: responses say which experts of a mixture their tokens were sent to (``routed_experts``).
         ``request_seeds`` False lets vLLM draw from one generator for all requests: faster on a GPU with hundreds of
         requests, and not repeatable. ``own_process``: vLLM's core gets a process (``vllm_core.py``), and ``ended`` is
-        told when that ends unasked. Raises ``EngineError`` while another core is open in this process.
+        told when that ends unasked; its model may take ``start_seconds`` to load. Raises ``EngineError`` while another
+        core is open in this process, and where the environment wants to choose where it runs.
         """
         if VLLMEngine._open and not own_process:
             raise EngineError("vLLM engine: another one is open in this process; close() it first")
         on_cpu = device.startswith("cpu")
-        for name, value in (_ENVIRONMENT | (_CPU_ENVIRONMENT if on_cpu else {})).items():
-            os.environ.setdefault(name, value)
+        os.environ |= environment(os.environ, on_cpu=on_cpu, start_seconds=start_seconds, tells_experts=tells_experts)
         # Only now: vLLM reads its environment when it is imported.
         from vllm import EngineArgs
         from vllm.config import WeightTransferConfig
 
         from rljob_trainer.rollout import vllm_core, vllm_transfer
 
-        arguments: dict[str, Any] = {
-            "model": str(folder),
-            "skip_tokenizer_init": True,
-            "generation_config": "vllm",
-            "dtype": dtype,
-            "max_num_seqs": max_concurrent + (_SCORED_BESIDE if keep_cache else 0),
-            "max_model_len": max_context,
-            "tensor_parallel_size": tensor_parallel,
-            # In a placement group, and on other occasions, vLLM would have Ray start the workers of several GPUs.
-            "distributed_executor_backend": "mp" if tensor_parallel > 1 else None,
-            "seed": seed,
-            "logprobs_mode": "processed_logprobs",
-            "disable_log_stats": True,
-            "weight_transfer_config": WeightTransferConfig(backend=vllm_transfer.BACKEND),
-            "worker_extension_cls": f"{vllm_transfer.__name__}.{vllm_transfer.WorkerExtension.__name__}",
-            **(_CPU_ARGUMENTS if on_cpu else _GPU_ARGUMENTS),
-        }
-        if not on_cpu:
-            # vLLM wants room for a token of every request.
-            arguments["max_num_batched_tokens"] = max(_GPU_BATCHED_TOKENS, arguments["max_num_seqs"])
-        if adapter_rank is not None:
-            # The least of the sizes that vLLM's kernels are made for.
-            size = next(rank for rank in _ADAPTER_RANKS if rank >= adapter_rank)
-            arguments |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": size}
-            # Not the output matrix: beside an adapter vLLM 0.32 fails to compute a prompt's log-probs.
-            layers = layer_matrices(stored_tensors(Path(folder)))
-            arguments["lora_target_modules"] = sorted({name.rpartition(".")[2] for name in layers})
-        if tells_experts and not on_cpu:
-            # By vLLM's second model runner, which no CPU has (``vllm_routing.py``).
-            os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
-            arguments["enable_return_routed_experts"] = True
-        arguments |= engine_args or {}
+        arguments = engine_arguments(
+            folder,
+            on_cpu=on_cpu,
+            dtype=dtype,
+            max_concurrent=max_concurrent,
+            max_context=max_context,
+            tensor_parallel=tensor_parallel,
+            seed=seed,
+            keep_cache=keep_cache,
+            adapter_rank=adapter_rank,
+            tells_experts=tells_experts,
+            given={
+                "weight_transfer_config": WeightTransferConfig(backend=vllm_transfer.BACKEND),
+                "worker_extension_cls": f"{vllm_transfer.__name__}.{vllm_transfer.WorkerExtension.__name__}",
+                **(engine_args or {}),
+            },
+        )
         self._calls = vllm_transfer
         self._engine, self.core = vllm_core.start_core(EngineArgs(**arguments), own_process=own_process, ended=ended)
         self._own_process = own_process

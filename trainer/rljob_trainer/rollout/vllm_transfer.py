@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -77,7 +77,6 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
         """Whether what comes is an adapter to the model that is there, and not a model."""
         self.arrived: dict[str, Tensor] = {}
         """Of an adapter, in the update under way."""
-        end_with_owner()
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         self.shutdown()
@@ -160,13 +159,27 @@ class Worker(Protocol):
 class WorkerExtension:
     """Mixed into vLLM's workers."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # Before a model is loaded. Not when this module is imported, which a forked process has done before.
+        end_with_owner()
+        return super().__new__(cls)
+
     def rljob_run(self, call: bytes) -> bytes:
         """For a core in another process: runs a pickled function of this worker. Returns its answer and its error, one
         of which is None, pickled too."""
         try:
             return pickle.dumps((pickle.loads(call)(self), None))
         except Exception as error:  # noqa: BLE001  (raised again by who asked)
-            return pickle.dumps((None, error))
+            return pickle.dumps((None, _portable(error)))
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or where it cannot be made again from its arguments one that says the same."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001  (whatever its class does)
+        return EngineError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def join(worker: Worker, link: WeightLink, first_rank: int, timeout: float) -> None:
@@ -260,8 +273,9 @@ def scale_logits(worker: Worker, scale: float) -> None:
 
 
 def end_with_owner() -> None:
-    """In each worker of a core that has a process of its own: has that core killed when the process that started it is
-    gone, however it went. vLLM's workers end with their core, and that only when it is told to."""
+    """In each process of a core that has its own: has that core and this process killed when the process that started
+    it is gone, however it went, or the core. vLLM's workers end with their core when they are told to, and one that
+    waits for another in an exchange never hears it."""
     owner = int(os.environ.get(OWNER, 0))
     parent = multiprocessing.parent_process()
     if not owner or parent is None or owner == os.getpid():
@@ -271,8 +285,10 @@ def end_with_owner() -> None:
 
     def watch() -> None:
         with suppress(ProcessLookupError):
-            wait([os.pidfd_open(owner)])
-        os.kill(core, signal.SIGKILL)
+            wait([os.pidfd_open(process) for process in {owner, core} - {os.getpid()}])
+        for process in (core, os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     threading.Thread(target=watch, name="engine-owner-watch", daemon=True).start()
 

@@ -18,6 +18,7 @@ from rljob_trainer.aside import aside
 from rljob_trainer.errors import RewardWorkerError, RLJobError
 from rljob_trainer.rewards.reward_model.replica import ScoredBatch, ScorerLostError
 from rljob_trainer.rewards.reward_model.served import ServedModel
+from rljob_trainer.rewards.verdicts import described_error
 
 if TYPE_CHECKING:
     from rljob_trainer.rewards.reward_model.scorer import Row, Scorer
@@ -105,7 +106,8 @@ class ActorReplica:
 
 
 async def _answer(call: Any, seconds: float, doing: str) -> Any:
-    """What a call returns. Raises errors of ours that the actor raised, and ``ScorerLostError``."""
+    """What a call returns. Raises errors of ours that the actor raised, ``ScorerLostError``, and
+    ``RewardWorkerError`` for others that it raised."""
     try:
         async with asyncio.timeout(seconds):
             return await asyncio.wrap_future(call.future())
@@ -114,6 +116,7 @@ async def _answer(call: Any, seconds: float, doing: str) -> Any:
     except RayTaskError as error:
         if isinstance(error.cause, RLJobError):
             raise error.cause from error
-        raise RewardWorkerError(f"a replica of the reward models failed: {error}") from error
+        # The error's own text is a traceback of many lines.
+        raise RewardWorkerError(f"a replica of the reward models failed: {described_error(error.cause)}") from error
     except DEATHS as error:
         raise ScorerLostError(cause_of_death(error)) from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rljob_trainer.errors import JobFileError, RewardWorkerError
 from rljob_trainer.rewards.frames import GarbledError, Ready, Unframing, frame
-from rljob_trainer.rewards.reward_model.replica import ScoredBatch, ScorerLostError
+from rljob_trainer.rewards.reward_model.replica import BatchProblem, ScoredBatch, ScorerLostError
 
 if TYPE_CHECKING:
     from rljob_trainer.rewards.reward_model.scorer import Row
@@ -57,7 +57,9 @@ class ScorerProcess:
             self._loaded = True
         if not rows:
             return ScoredBatch((), 0, 0.0)
-        answer: ScoredBatch = await self._asked(list(rows))
+        answer: ScoredBatch | BatchProblem = await self._asked(list(rows))
+        if isinstance(answer, BatchProblem):
+            raise RewardWorkerError(answer.problem)
         return answer
 
     async def ended(self) -> str:

@@ -28,6 +28,14 @@ class ScoredBatch:
     """Of the computation alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchProblem:
+    """Why nothing came of some rows, of a process that can go on."""
+
+    problem: str
+    """Type and message of what was raised."""
+
+
 class ScorerReplica(Protocol):
     """One process with the models. Nothing but ``ended`` and ``kill`` is called while ``scores`` is under way."""
 
@@ -39,7 +47,8 @@ class ScorerReplica(Protocol):
     async def scores(self, model: ServedModel, rows: Sequence[Row]) -> ScoredBatch:
         """Scores rows by a model, which is loaded by then: no rows just load it.
 
-        Raises ``JobFileError`` for what is no reward model, and ``ScorerLostError``.
+        Raises ``JobFileError`` for what is no reward model, ``ScorerLostError``, and anything else that comes of the
+        rows or the computation (``RewardWorkerError`` from another process).
         """
         ...
 

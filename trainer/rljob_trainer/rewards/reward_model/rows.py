@@ -36,11 +36,20 @@ class WaitingRow:
     done: asyncio.Future[Said]
     since: float = field(default_factory=time.monotonic)
     losses: int = 0
+    alone: bool = False
+    """It was in a batch that raised, so it shares no other."""
 
     def lost(self) -> int:
         """Counts a replica that was lost with it."""
         self.losses += 1
         return self.losses
+
+    def keeps_to_itself(self) -> None:
+        self.alone = True
+
+    def may_join(self, others: Sequence[WaitingRow]) -> bool:
+        """Whether it may be in one batch with these."""
+        return not others or not (self.alone or others[0].alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,8 @@ class RowQueue:
         taken: list[WaitingRow] = []
         size = 0
         while queue and len(taken) < _MOST_ROWS and (not taken or size + queue[0].size <= share):
+            if not queue[0].may_join(taken):
+                break
             waiting = queue.popleft()
             if not waiting.done.done():
                 taken.append(waiting)
@@ -152,6 +163,19 @@ class RowQueue:
                 problem_of = f"the process of the reward model was lost {_TRIES} times: {problem}; {remedy}"
                 waiting.done.set_result(RewardFailure(batch.model, problem_of, ended=True, lost=True))
         self._arrived()
+
+    def blame(self, batch: RowBatch, problem: str) -> None:
+        """The batch raised: a row that was alone has no score; of several, each is asked again alone and first, so
+        that those have a score whose doing it was not."""
+        if len(batch.rows) > 1:
+            for waiting in reversed(batch.rows):
+                waiting.keeps_to_itself()
+                self._waiting[batch.model].appendleft(waiting)
+            self._arrived()
+            return
+        for waiting in batch.rows:
+            if not waiting.done.done():
+                waiting.done.set_result(RewardFailure(batch.model, f"the reward model fails on it: {problem}"))
 
     def refuse(self, batch: RowBatch, error: Exception) -> None:
         """Nobody will score them."""

@@ -17,8 +17,12 @@ import torch
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.tokenizer import load_tokenizer
 from rljob_trainer.rewards.reward_model.served import ServedModel, folder_of
+from rljob_trainer.rewards.verdicts import described_error
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_OF_THE_DATA = ("system", "developer", "user")
+"""Roles of messages that a policy has no say in, as long as it has not answered."""
 
 Row = Sequence[Mapping[str, str]]
 """Chat messages, the last of which is the response."""
@@ -92,10 +96,15 @@ class Scorer:
 
     def scores(self, rows: Sequence[Row]) -> tuple[list[float | str], int]:
         """A score or a problem for each row, and the tokens of all rows."""
-        ids = [self._ids(row) for row in rows]
         scores: list[float | str] = ["" for _ in rows]
+        ids: list[list[int]] = [[] for _ in rows]
         fitting = []
-        for index, row in enumerate(ids):
+        for index, messages in enumerate(rows):
+            try:
+                row = ids[index] = self._ids(messages)
+            except Exception as problem:  # noqa: BLE001  a chat template may raise anything, about this row alone
+                scores[index] = f"the reward model's tokenizer or chat template fails: {described_error(problem)}"
+                continue
             if self.longest is not None and len(row) > self.longest:
                 scores[index] = (
                     f"prompt and response have {len(row)} tokens of the reward model, more than its {self.longest} "
@@ -138,16 +147,25 @@ class Scorer:
         return [float(score) for score in logits[:, 0].float()]
 
     def _ids(self, row: Row) -> list[int]:
-        *asked, said = row
-        messages = [*asked, {**said, "content": self._without_special(said["content"])}]
+        messages = self._confined(row)
         if self._tokenizer.chat_template is None:
             text = "".join(message["content"] for message in messages)
             return list(self._tokenizer(text)["input_ids"])
         text = self._tokenizer.apply_chat_template(messages, tokenize=False)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def _confined(self, row: Row) -> Row:
+        """The messages, of which none that the policy has a say in can end itself or begin another one: its own, what
+        tools and sandboxes answer, and all that follows, which may repeat them."""
+        messages: list[Mapping[str, str]] = []
+        asked = True
+        for place, message in enumerate(row):
+            asked = asked and message["role"] in _OF_THE_DATA and place < len(row) - 1
+            messages.append(message if asked else {**message, "content": self._without_special(message["content"])})
+        return messages
+
     def _without_special(self, text: str) -> str:
-        """A response cannot end its own message: names of special tokens are broken up by a space."""
+        """Names of special tokens are broken up by a space."""
         for name in self._special:
             if name in text:
                 text = text.replace(name, f"{name[0]} {name[1:]}")

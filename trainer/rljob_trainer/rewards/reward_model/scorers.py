@@ -2,7 +2,8 @@
 
 Level-based: ``want`` may be called at any time. A replica that is lost (out of memory, with its node) is replaced, and
 its rows are scored by others; one that is not wanted any more finishes what it has in hand. A row whose replica was
-lost three times has no score, and neither row nor model need be at fault (``RewardFailure.lost``).
+lost three times has no score, and neither row nor model need be at fault (``RewardFailure.lost``). When a replica
+raises, each of its rows is asked again alone, and one that raises then has no score.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from rljob_trainer.errors import JobFileError, RewardWorkerError
 from rljob_trainer.rewards.reward_model.replica import ScorerLostError, ScorerReplica
 from rljob_trainer.rewards.reward_model.rows import RowBatch, RowCounts, RowQueue, Said
+from rljob_trainer.rewards.verdicts import described_error
 from rljob_trainer.waits import Waits
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 _PAUSE_SECONDS = 5.0
 """After a replica that did not come up, before the next one is tried."""
+_MOST_STARTS = 16
+"""Replicas that come up at once: each takes a thread that asks Ray, and reads a whole model."""
 
 ReplicaState = Literal["starting", "serving", "leaving"]
 
@@ -206,11 +210,12 @@ class Scorers:
                 await self._changed.wait()
 
     def _approach(self) -> None:
-        """Starts what is missing, and has leave what is too much: first what is not there yet."""
+        """Starts what is missing, some at a time, and has leave what is too much: first what is not there yet."""
         here = [life for life in self._lives.values() if life.state != "leaving"]
         missing = self.wanted - len(here)
         if time.monotonic() >= self._not_before:
-            for _ in range(missing):
+            starting = sum(life.state == "starting" for life in here)
+            for _ in range(min(missing, _MOST_STARTS - starting)):
                 self._begin()
         serving = self._serving()
         # A replica is never taken away before as many as are wanted serve.
@@ -266,6 +271,10 @@ class Scorers:
         except (JobFileError, RewardWorkerError) as error:
             await self._failed(life, error)
             return
+        except Exception as error:  # Ray, or a model's own code: it is tried again after a pause all the same
+            log.warning("%s raised when it started", self._called(life), exc_info=error)
+            await self._failed(life, RewardWorkerError(described_error(error)))
+            return
         except BaseException:
             await self._end(life)
             raise
@@ -311,6 +320,9 @@ class Scorers:
             raise
         except JobFileError as error:
             self._queue.refuse(batch, error)
+        except Exception as error:  # the model's code may raise anything, and rows wait for an answer
+            log.warning("%s failed on %d samples", self._called(life), len(batch.rows), exc_info=error)
+            self._queue.blame(batch, described_error(error))
         else:
             self._queue.answer(batch, answer)
         finally:
@@ -362,7 +374,7 @@ class Scorers:
     def _reason(self) -> str:
         serving = self._serving()
         busy = [life.batch for life in serving if life.batch is not None]
-        said = [f"{len(serving)} of {self.wanted} replicas"]
+        said = [f"{len(serving)} of {self.wanted} replicas" if serving else f"replicas: none of {self.wanted} is there"]
         if rows := sum(len(batch.rows) for batch in busy):
             oldest = time.monotonic() - min(batch.since for batch in busy)
             said[0] += f" to score {rows} samples, the oldest for {oldest:.1f} s"

@@ -1,7 +1,8 @@
 """A process that computes a reward model: ``python -m rljob_trainer.rewards.reward_model.worker``.
 
 Talks pickled frames (``frames.py``) over its standard input and output: ``ServedModel``, answered by ``Ready``; then
-lists of rows, each answered by a ``ScoredBatch``. It ends when the driver closes the pipe, or dies.
+lists of rows, each answered by a ``ScoredBatch``, or by a ``BatchProblem`` when the model raises. It ends when the
+driver closes the pipe, or dies.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import time
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.child import die_with_parent, take_over_pipes
 from rljob_trainer.rewards.frames import Ready, frame, read_frame
-from rljob_trainer.rewards.reward_model.replica import ScoredBatch
+from rljob_trainer.rewards.reward_model.replica import BatchProblem, ScoredBatch
+from rljob_trainer.rewards.verdicts import described_error
 
 
 def main() -> None:
@@ -34,8 +36,13 @@ def main() -> None:
     outgoing.flush()
     while (rows := read_frame(incoming)) is not None:
         began = time.monotonic()
-        scores, tokens = scorer.scores(rows)
-        outgoing.write(frame(ScoredBatch(scores, tokens, time.monotonic() - began)))
+        try:
+            scores, tokens = scorer.scores(rows)
+        except Exception as problem:  # noqa: BLE001  the model's code may raise anything, and the next rows may do
+            answer: ScoredBatch | BatchProblem = BatchProblem(described_error(problem))
+        else:
+            answer = ScoredBatch(scores, tokens, time.monotonic() - began)
+        outgoing.write(frame(answer))
         outgoing.flush()
 
 

@@ -1,0 +1,80 @@
+"""What vLLM is told before it starts, for devices that are not here as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_trainer.errors import EngineError
+from rljob_trainer.rollout.vllm_arguments import engine_arguments, environment
+
+pytestmark = pytest.mark.vllm
+
+
+def arguments_of(device: str, given: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """As vLLM understands them."""
+    from vllm import EngineArgs
+
+    others: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "max_concurrent": 256,
+        "max_context": 4096,
+        "tensor_parallel": 1,
+        "seed": 0,
+        "keep_cache": False,
+        "adapter_rank": None,
+        "tells_experts": False,
+    }
+    on_cpu = device == "cpu"
+    return EngineArgs(**engine_arguments(Path("model"), on_cpu=on_cpu, given=given or {}, **(others | changes)))
+
+
+@pytest.mark.parametrize(
+    ("concurrent", "keep_cache", "expected"),
+    [(1, False, 8192), (1024, True, 8192), (8192, False, 8192), (8192, True, 8196), (10_000, False, 10_000)],
+)
+def test_a_gpu_reads_8192_prompt_tokens_a_step_or_one_of_each_request(
+    concurrent: int, keep_cache: bool, expected: int
+) -> None:
+    arguments = arguments_of("cuda", max_concurrent=concurrent, keep_cache=keep_cache)
+    assert arguments.max_num_batched_tokens == expected
+    # vLLM refuses a step that has not room for them all.
+    assert arguments.max_num_seqs <= expected
+
+
+def test_a_job_s_own_argument_wins() -> None:
+    assert arguments_of("cuda", {"max_num_batched_tokens": 16384}).max_num_batched_tokens == 16384
+
+
+def test_on_a_cpu_vllm_chooses() -> None:
+    assert arguments_of("cpu").max_num_batched_tokens is None
+
+
+@pytest.mark.parametrize("said", ["1", "true"])
+def test_a_job_says_where_the_core_runs_and_not_a_variable(said: str) -> None:
+    with pytest.raises(EngineError, match=r"VLLM_ENABLE_V1_MULTIPROCESSING is set.*rollout\.multiprocessing: true"):
+        environment({"VLLM_ENABLE_V1_MULTIPROCESSING": said}, on_cpu=True, start_seconds=600, tells_experts=False)
+
+
+def test_variables_that_are_set_stay_and_a_core_may_load_as_long_as_engines_may_start() -> None:
+    told = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "0", "HOME": "/"}
+    found = environment(told, on_cpu=True, start_seconds=1800.5, tells_experts=True)
+    assert found == {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENGINE_READY_TIMEOUT_S": "1801"}
+    found = environment({}, on_cpu=False, start_seconds=60, tells_experts=True)
+    assert found == {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_ENGINE_READY_TIMEOUT_S": "60",
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+    }
+
+
+def test_an_engine_refuses_the_variable(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rljob_trainer.rollout.vllm_engine import VLLMEngine
+
+    monkeypatch.setattr(VLLMEngine, "_open", False)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    for own_process in (False, True):
+        with pytest.raises(EngineError, match=r"rollout\.multiprocessing"):
+            VLLMEngine(llama_folder, own_process=own_process)

@@ -1,0 +1,101 @@
+"""What vLLM is told before it starts: variables of its environment, and its engine's arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rljob_trainer.errors import EngineError
+from rljob_trainer.models.weights import layer_matrices, stored_tensors
+
+_OWN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+_CPU_ENVIRONMENT = {
+    # No compilation: 3 s to start instead of 30.
+    "TORCH_COMPILE_DISABLE": "1",
+    # Ray and the job decide about cores; a second thread on a busy machine makes everything slower.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+_CPU_ARGUMENTS: Mapping[str, Any] = {
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 256 << 20,
+    # A prompt begun in parts draws tokens that do not count, and vLLM sets the request's generator back afterwards.
+    # Generators of the CPU have no offset to go back by, and the engine fails ("CPU Generator does not use offset").
+    "enable_chunked_prefill": False,
+}
+_GPU_ARGUMENTS: Mapping[str, Any] = {"enable_sleep_mode": True}
+_GPU_BATCHED_TOKENS = 8192
+"""Prompt tokens that a step reads at most. Here vLLM takes 2,048 unless told, too few to keep a GPU busy."""
+_SCORED_BESIDE = 4
+"""Sequences that can be scored at once while requests are running."""
+_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def environment(told: Mapping[str, str], *, on_cpu: bool, start_seconds: float, tells_experts: bool) -> dict[str, str]:
+    """The variables that vLLM needs, read when it is imported, beside those in ``told``, which win.
+
+    Raises ``EngineError`` where these have vLLM choose where its core runs.
+    """
+    if told.get(_OWN_PROCESS, "0") != "0":
+        raise EngineError(
+            f"vLLM engine: {_OWN_PROCESS} is set, which does not say where the core runs: remove it from rollout.env, "
+            "and set rollout.multiprocessing: true to give vLLM's core a process of its own"
+        )
+    wanted = {
+        # Where the core is ``vllm_core.py`` says; a CPU's only worker would get a process of its own beside that.
+        _OWN_PROCESS: "0",
+        # How long a core's own process may load its model: as long as the whole engine may, which is told otherwise.
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(start_seconds)),
+        **(_CPU_ENVIRONMENT if on_cpu else {}),
+    }
+    if tells_experts and not on_cpu:
+        # By vLLM's second model runner, which no CPU has (``vllm_routing.py``).
+        wanted["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+    return {name: value for name, value in wanted.items() if name not in told}
+
+
+def engine_arguments(
+    folder: str | Path,
+    *,
+    on_cpu: bool,
+    dtype: str,
+    max_concurrent: int,
+    max_context: int | None,
+    tensor_parallel: int,
+    seed: int,
+    keep_cache: bool,
+    adapter_rank: int | None,
+    tells_experts: bool,
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Keyword arguments of vLLM's ``EngineArgs``, but for how weights come. ``given`` win over everything else; the
+    others are those of ``VLLMEngine``."""
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "dtype": dtype,
+        "max_num_seqs": max_concurrent + (_SCORED_BESIDE if keep_cache else 0),
+        "max_model_len": max_context,
+        "tensor_parallel_size": tensor_parallel,
+        # In a placement group, and on other occasions, vLLM would have Ray start the workers of several GPUs.
+        "distributed_executor_backend": "mp" if tensor_parallel > 1 else None,
+        "seed": seed,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        **(_CPU_ARGUMENTS if on_cpu else _GPU_ARGUMENTS),
+    }
+    if not on_cpu:
+        # vLLM wants room for a token of every request.
+        arguments["max_num_batched_tokens"] = max(_GPU_BATCHED_TOKENS, arguments["max_num_seqs"])
+    if adapter_rank is not None:
+        # The least of the sizes that vLLM's kernels are made for.
+        size = next(rank for rank in _ADAPTER_RANKS if rank >= adapter_rank)
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": size}
+        # Not the output matrix: beside an adapter vLLM 0.32 fails to compute a prompt's log-probs.
+        layers = layer_matrices(stored_tensors(Path(folder)))
+        arguments["lora_target_modules"] = sorted({name.rpartition(".")[2] for name in layers})
+    if tells_experts and not on_cpu:
+        arguments["enable_return_routed_experts"] = True
+    return {**arguments, **given}
