@@ -1,34 +1,33 @@
 """What a GPU is needed to know: one command, 8 minutes, no network, no hub; `make gpu-check`.
 
 .venv/bin/python -m benchmarks.gpu                      # every part that this machine allows
-python3 -m benchmarks.gpu --only attention learner      # with torch and transformers alone
+python3 -m benchmarks.gpu --only attention learner      # with torch, transformers and accelerate alone
 .venv/bin/python -m benchmarks.gpu --device cpu         # tries the parts that a CPU can run with a small model
 
 Each part is a process of its own with a time limit: one that hangs is killed and named, and the others go on. Results
-are written after each. The exit code is 1 if a part that ran failed, was killed or missed a goal.
+are written after each, beside those that other parts had before on the same card. The exit code is 1 if a part that ran
+failed, was killed or missed a goal, 130 if a signal (Ctrl-C, a connection that is lost) ended the check.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from types import FrameType
 
 from benchmarks.environments import DEFAULT_CACHE, ROOT, peer_environment
-from benchmarks.gpu.figures import Figure, read
-from benchmarks.gpu.parts import BY_NAME, PARTS, gpu_count, lacking
+from benchmarks.gpu.figures import read, read_notes
+from benchmarks.gpu.outcomes import PartOutcome, ResultsFile, show
+from benchmarks.gpu.parts import BY_NAME, PARTS, NothingToMeasureError, gpu_count, lacking, no_gpu
 from benchmarks.machine import Hardware
-from benchmarks.measuring import plain, table
 
 HERE = Path(__file__).parent
 IMPORTABLE = os.pathsep.join(str(ROOT / folder) for folder in (".", "trainer", "api"))
@@ -38,24 +37,12 @@ ON_CPU_SLOWER = 10
 """Limits are those of a machine with a GPU that nobody else uses; a CPU may be anybody's."""
 _GRACE_SECONDS = 5.0
 """For a part that is told to end: `rljob run` ends Ray then."""
-
-State = Literal["measured", "failed", "killed", "not measured"]
-
-
-@dataclass(frozen=True, slots=True)
-class PartOutcome:
-    """What became of a part; ``reason`` says why it is not measured, or how it failed."""
-
-    state: State
-    seconds: float = 0.0
-    figures: list[Figure] = field(default_factory=list)
-    reason: str = ""
-
-    @property
-    def is_fine(self) -> bool:
-        return self.state == "not measured" or (
-            self.state == "measured" and all(figure.met is not False for figure in self.figures)
-        )
+ENDED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What ends the check in good order: the part that runs ends, too, and what it has measured is kept and printed."""
+_INTERRUPTED = 130
+_LOOKS_SECONDS = 0.2
+_received: list[int] = []
+"""The signals that came; each of them ends the check."""
 
 
 def run(name: str, seconds: float, device: str, cache: Path, python: str = sys.executable) -> PartOutcome:
@@ -71,21 +58,60 @@ def run(name: str, seconds: float, device: str, cache: Path, python: str = sys.e
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
             )
-        try:
-            code: int | None = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _end(process)
+        with _guarded(process):
+            try:
+                code = _wait(process, seconds)
+            finally:
+                _end(process)
         took = time.monotonic() - started
         end = "\n".join(printed.read_text(errors="replace").splitlines()[-25:])
+        if code is None and _received:
+            return PartOutcome(
+                "interrupted", took, read(written), f"a signal ended it after {took:.0f} s; it printed last:\n{end}"
+            )
         if code is None:
             return PartOutcome(
                 "killed", took, read(written), f"did not end within {seconds:.0f} s; it printed last:\n{end}"
             )
         if code:
             return PartOutcome("failed", took, read(written), f"exit code {code}:\n{end}")
-        return PartOutcome("measured", took, read(written))
+        return PartOutcome("measured", took, read(written), "; ".join(read_notes(written)))
+
+
+@contextmanager
+def _guarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Whoever kills the check outright leaves no part that holds the GPU: a shell reads from a pipe that only the check
+    can write to, which ends with it, and then kills the part with what it has started (PR_SET_PDEATHSIG would end the
+    part's first process alone)."""
+    command = ["sh", "-c", f"read -r never; kill -9 -{process.pid}"]
+    guard = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.communicate()
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    """Notes the signal and no more: an exception could come between a part's start and what ends it."""
+    _received.append(number)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The exit code; None if it has none after ``seconds``, or when a signal comes."""
+    until = time.monotonic() + seconds
+    while not _received and (left := until - time.monotonic()) > 0:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(min(left, _LOOKS_SECONDS))
+    return process.poll()
+
+
+def _say(text: str) -> None:
+    """Prints where somebody still reads: a terminal that was closed is no reason to lose what is measured."""
+    with suppress(OSError):
+        print(text, flush=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -100,10 +126,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def check(names: list[str], device: str, cache: Path, results: Path, seconds: float) -> dict[str, PartOutcome]:
-    """Measures the parts one after the other, and writes everything down after each."""
-    machine, outcomes = Hardware.here(), dict[str, PartOutcome]()
-    cache.mkdir(parents=True, exist_ok=True)
+    """Measures the parts one after the other, and writes everything down after each; a signal ends it in between.
+
+    Raises ``NothingToMeasureError`` before anything is measured or written: without a GPU where one is asked for, or if
+    ``results`` cannot be written into.
+    """
     gpus = gpu_count(sys.executable) if device == "cuda" else 0
+    if device == "cuda" and gpus == 0:
+        raise NothingToMeasureError(no_gpu())
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        kept = ResultsFile(results, device, Hardware.here())
+    except OSError as error:
+        raise NothingToMeasureError(f"nothing can be kept: {error}; choose another --results or --cache") from error
+    outcomes = dict[str, PartOutcome]()
     slower = ON_CPU_SLOWER if device == "cpu" else 1
     seconds *= slower
     deadline = time.monotonic() + seconds
@@ -111,45 +147,21 @@ def check(names: list[str], device: str, cache: Path, results: Path, seconds: fl
         part = BY_NAME[name]
         limit, left = part.seconds * slower, deadline - time.monotonic()
         lack = lacking(part, device, gpus, cache)
-        if lack is None and left < limit / 2:
+        if lack is None and seconds < limit / 2:
+            lack = f"{seconds:.0f} s are too little for it, which may take {limit} s: `--seconds {part.seconds}`"
+        elif lack is None and left < limit / 2:
             lack = f"no time was left of {seconds:.0f} s: `--only {name}`"
         if lack is not None:
             outcomes[name] = PartOutcome("not measured", reason=lack)
         else:
-            print(f"{name}: {part.what}, {limit} s at most", flush=True)
+            _say(f"{name}: {part.what}, {limit} s at most")
             outcomes[name] = run(name, min(limit, left), device, cache)
-            print(f"{name}: {outcomes[name].state} in {outcomes[name].seconds:.0f} s", flush=True)
-        write(results, device, machine, outcomes)
+        kept.keep({name: outcomes[name]})
+        if lack is None:
+            _say(f"{name}: {outcomes[name].state} in {outcomes[name].seconds:.0f} s")
+        if _received:
+            break
     return outcomes
-
-
-def write(results: Path, device: str, machine: Hardware, outcomes: Mapping[str, PartOutcome]) -> None:
-    """``gpu.json`` with everything and ``gpu.md`` with the table; each whole or as it was."""
-    results.mkdir(parents=True, exist_ok=True)
-    name = "gpu" if device == "cuda" else "gpu_on_cpu"
-    whole = {"machine": machine.to_json(), "results": plain(outcomes)}
-    texts = {"json": json.dumps(whole, indent=1) + "\n", "md": f"{show(outcomes)}\n{machine.sentence()}.\n"}
-    for suffix, text in texts.items():
-        begun = results / f"{name}.{suffix}.begun"
-        begun.write_text(text)
-        begun.rename(results / f"{name}.{suffix}")
-
-
-def show(outcomes: Mapping[str, PartOutcome]) -> str:
-    """The table of figures, and below it every part without them and why."""
-    words = {True: "yes", False: "**no**", None: ""}
-    rows = [
-        [figure.name, part, f"{figure.value:.4g} {figure.unit}".rstrip(), figure.goal, words[figure.met]]
-        for part, outcome in outcomes.items()
-        for figure in outcome.figures
-    ]
-    tables = table(["figure", "part", "value", "goal", "met"], rows)
-    rest = [
-        f"- {part}: {outcome.state}: {outcome.reason}"
-        for part, outcome in outcomes.items()
-        if outcome.state != "measured"
-    ]
-    return "\n".join([tables, *rest, ""])
 
 
 def chosen(only: list[str] | None, device: str) -> list[str]:
@@ -159,18 +171,24 @@ def chosen(only: list[str] | None, device: str) -> list[str]:
     return [part.name for part in PARTS if device == "cuda" or part.on_cpu]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=BY_NAME, nargs="+", help="default: all that the device allows")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a small model")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where environments and models are kept")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
-    asked = parser.parse_args()
-    # Whoever ends the command ends the part that is running, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    outcomes = check(chosen(asked.only, asked.device), asked.device, asked.cache, asked.results, asked.seconds)
-    print(f"\n{show(outcomes)}")
+    asked = parser.parse_args(arguments)
+    for each in ENDED_BY:
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup asks for
+            signal.signal(each, _receive)
+    try:
+        outcomes = check(chosen(asked.only, asked.device), asked.device, asked.cache, asked.results, asked.seconds)
+    except NothingToMeasureError as error:
+        sys.exit(_INTERRUPTED if _received else str(error))
+    _say(f"\n{show(outcomes)}")
+    if _received:
+        sys.exit(_INTERRUPTED)
     # A part that was asked for by name and cannot be measured is a failure, too.
     missed = asked.only and any(outcome.state == "not measured" for outcome in outcomes.values())
     sys.exit(0 if all(outcome.is_fine for outcome in outcomes.values()) and not missed else 1)

@@ -10,14 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.gpu.baseline import KeptBaseline
 from benchmarks.gpu.figures import Writer
 from benchmarks.gpu.model import CONTEXT, prompts, shaped_model
 
 REQUESTS, TOKENS = 256, 512
 
 ENGINE_ARGUMENTS: dict[str, Any] = {"gpu_memory_utilization": 0.8}
-OURS = "engine.txt"
-"""Where our tokens a second are kept, for the ratio."""
+OURS = KeptBaseline("engine")
+"""Our tokens a second, for the ratio."""
 ROUNDS = 3
 """One that is not counted (CUDA graphs, caches) and two that are."""
 
@@ -30,15 +31,18 @@ def measure(writer: Writer, cache: Path) -> None:
         rates[name] = _rate(side, model)
         writer.plain(f"engine, {'bare vLLM' if name == 'bare' else 'ours'}", rates[name], "tokens/s")
     writer.at_least("engine, ours over bare vLLM", rates["ours"] / rates["bare"], 0.95)
-    (cache / OURS).write_text(str(rates["ours"]))
+    OURS.keep(cache, rates["ours"])
 
 
 def measure_own_process(writer: Writer, cache: Path) -> None:
     """Ours with ``rollout.multiprocessing``, beside what ``measure`` has found without."""
     rate = _rate(partial(ours, own_process=True), shaped_model(cache))
     writer.plain("engine, ours, core in its own process", rate, "tokens/s")
-    if (cache / OURS).exists():
-        writer.plain("engine, own process over core here", rate / float((cache / OURS).read_text()))
+    before = OURS.read(cache)
+    if isinstance(before, str):
+        writer.note(before)
+    else:
+        writer.plain("engine, own process over core here", rate / before)
 
 
 def _rate(side: Callable[[Path, int, int, str], list[tuple[int, float]]], model: Path) -> float:

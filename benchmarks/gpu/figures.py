@@ -4,8 +4,10 @@ what it had. Standard library only."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Figure:
 
 
 class Writer:
-    """Appends figures to a file, one JSON document a line."""
+    """Appends figures and notes to a file, one JSON document a line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,14 +37,30 @@ class Writer:
     def at_least(self, name: str, value: float, bound: float, unit: str = "") -> None:
         self._write(Figure(name, value, unit, f">= {bound:g}", value >= bound))
 
+    def note(self, text: str) -> None:
+        """Why a figure that may be looked for is not there."""
+        self._append({"note": text})
+
     def _write(self, figure: Figure) -> None:
+        self._append(asdict(figure))
+
+    def _append(self, document: Mapping[str, Any]) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps(asdict(figure)) + "\n")
+            file.write(json.dumps(document) + "\n")
 
 
 def read(path: Path) -> list[Figure]:
     """The figures so far; a line that was begun when its writer was killed does not count."""
+    return [Figure(**document) for document in _documents(path) if "note" not in document]
+
+
+def read_notes(path: Path) -> list[str]:
+    """The notes so far."""
+    return [document["note"] for document in _documents(path) if "note" in document]
+
+
+def _documents(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     whole, _, _ = path.read_text().rpartition("\n")
-    return [Figure(**json.loads(line)) for line in whole.splitlines()]
+    return [json.loads(line) for line in whole.splitlines()]

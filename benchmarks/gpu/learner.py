@@ -1,6 +1,7 @@
 """The learner alone, in one process without Ray and vLLM: is what it computes right, and how near is it to the peak?
 
-It needs torch and transformers and nothing else that is large, so it runs where the other parts cannot be installed.
+It needs torch, transformers, accelerate and nothing else that is large, so it runs where the other parts cannot be
+installed.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.environments import PEERS, fingerprint
 
 PEER = "trl-grpo-vllm"
-LEARNER = ("torch", "transformers")
+LEARNER = ("torch", "transformers", "accelerate")
 ENGINE = (*LEARNER, "vllm")
 RUN = (*ENGINE, "ray")
 
@@ -50,16 +50,23 @@ BY_NAME = {part.name: part for part in PARTS}
 _INSTALL = "`python3.12 requirements/install.py --accelerator gpu` makes .venv with everything"
 
 
+class NothingToMeasureError(RuntimeError):
+    """No part can be measured here; the message says why, and what to do."""
+
+
+def no_gpu() -> str:
+    """What to say once where no part finds a GPU."""
+    if find_spec("torch") is None:
+        return f"this Python has no torch: {_INSTALL} (benchmarks/gpu/README.md: without a network)"
+    return "torch sees no GPU: look at `nvidia-smi`, and whether torch is a CUDA build; `--device cpu` tries the parts"
+
+
 def lacking(part: Part, device: str, gpus: int, cache: Path) -> str | None:
     """Why ``part`` cannot be measured here, with the remedy where there is one; None: it can."""
     if absent := [name for name in part.packages if find_spec(name) is None]:
         return f"this Python has no {' and no '.join(absent)}: {_INSTALL} (benchmarks/gpu/README.md: without a network)"
     if device == "cpu":
         return None if part.on_cpu else "is measured on GPUs alone"
-    if gpus == 0:
-        return (
-            "torch sees no GPU: look at `nvidia-smi`, and whether torch is a CUDA build; `--device cpu` tries the parts"
-        )
     if gpus < part.gpus:
         return f"needs {part.gpus} GPUs, and this machine has {gpus}"
     if part.name == "step-trl" and not peer_is_made(cache):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +12,17 @@ from typing import Any
 
 from benchmarks.against_trl.setting import Setting, read_steps
 from benchmarks.environments import ROOT, peer_environment
+from benchmarks.gpu.baseline import KeptBaseline
 from benchmarks.gpu.figures import Writer
 from benchmarks.gpu.model import shaped_model
 from benchmarks.gpu.parts import PEER
 from benchmarks.measuring import Step, steady
-from benchmarks.rljob_run import rljob_run
+from benchmarks.rljob_run import RLJOB, Run, read_run
 
 JOB = Path(__file__).with_name("job.yaml")
 SETTING = Setting("grpo", sequences=256, steps=4, warm_up=1, response_tokens=512)
-OURS = "step-colocated.txt"
-"""Where our seconds a step are kept, for the ratio."""
+OURS = KeptBaseline("step-colocated")
+"""Our seconds a step, for the ratios."""
 SEPARATE: Mapping[str, Any] = {"placement": "separate", "rollout.gpusPerReplica": 1}
 _UTILISATION = "throughput/model_flops_utilisation/"
 
@@ -28,8 +30,9 @@ _UTILISATION = "throughput/model_flops_utilisation/"
 def measure_ours(writer: Writer, cache: Path, placement: Mapping[str, Any], name: str) -> float:
     model = shaped_model(cache)
     settings = {"model.source": model, "data.train.source": model / "prompts.jsonl", **placement}
-    with tempfile.TemporaryDirectory() as folder:
-        run = rljob_run(JOB, Path(folder, "run"), steps=SETTING.steps, threads=4, settings=settings)
+    output = cache / "gpu-runs" / name
+    run = train(output, settings)
+    shutil.rmtree(output)
     seconds = _seconds(run.steps(SETTING.sequences, SETTING.epochs))
     writer.plain(f"GRPO step, {name}", seconds, "s")
     for stage, spent in run.stage_seconds(SETTING.warm_up).items():
@@ -40,14 +43,31 @@ def measure_ours(writer: Writer, cache: Path, placement: Mapping[str, Any], name
     return seconds
 
 
+def train(output: Path, settings: Mapping[str, Any]) -> Run:
+    """`rljob run` into ``output``, which stays if the part is killed or the run fails. What it prints is the part's own
+    output at once, so that a run that hangs has said where.
+
+    Raises ``subprocess.CalledProcessError`` if the run fails.
+    """
+    shutil.rmtree(output, ignore_errors=True)
+    print(f"the run is in {output}", flush=True)
+    command = [RLJOB, "run", JOB, "--output", output, "--resume", "never", f"--steps={SETTING.steps}"]
+    command += [f"--set={path}={value}" for path, value in settings.items()]
+    subprocess.run(list(map(str, command)), cwd=ROOT, env=peer_environment(4), check=True)
+    return read_run(output)
+
+
 def colocated(writer: Writer, cache: Path) -> None:
-    (cache / OURS).write_text(str(measure_ours(writer, cache, {}, "colocated")))
+    OURS.keep(cache, measure_ours(writer, cache, {}, "colocated"))
 
 
 def deterministic(writer: Writer, cache: Path) -> None:
     seconds = measure_ours(writer, cache, {"deterministic": True}, "deterministic")
-    if (cache / OURS).exists():
-        writer.plain("GRPO step, deterministic over as it is", seconds / float((cache / OURS).read_text()))
+    before = OURS.read(cache)
+    if isinstance(before, str):
+        writer.note(before)
+    else:
+        writer.plain("GRPO step, deterministic over as it is", seconds / before)
 
 
 def separate(writer: Writer, cache: Path) -> None:
@@ -63,8 +83,11 @@ def peer(writer: Writer, cache: Path) -> None:
         subprocess.run(list(map(str, command)), cwd=ROOT, env=peer_environment(4), check=True)
         seconds = _seconds(read_steps(written))
     writer.plain("GRPO step, TRL with vLLM", seconds, "s")
-    if (cache / OURS).exists():
-        writer.at_least("GRPO step, TRL's seconds over ours", seconds / float((cache / OURS).read_text()), 1.5)
+    before = OURS.read(cache)
+    if isinstance(before, str):
+        writer.note(before)
+    else:
+        writer.at_least("GRPO step, TRL's seconds over ours", seconds / before, 1.5)
 
 
 def _seconds(steps: Sequence[Step]) -> float:

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from benchmarks.environments import PEERS, ROOT, VERSION, uv
 from benchmarks.gpu.parts import PEER
 
-IMPORTED = ("transformers", "numpy", "psutil", "pyyaml", "pydantic")
+IMPORTED = ("transformers", "accelerate", "numpy", "psutil", "pyyaml", "pydantic")
 """By the parts that want torch alone, beside torch."""
 REQUIREMENTS = ROOT / "requirements"
 
@@ -81,7 +81,7 @@ def main() -> None:
         download(beside_torch(), folder)
         size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
         print(f"""{size / 2**20:.0f} MiB in {folder}. Carry it and this checkout over, and there, in the checkout:
-python3 -m pip install --no-index --find-links /where/it/is transformers psutil pyyaml pydantic
+python3 -m pip install --no-index --find-links /where/it/is {" ".join(IMPORTED)}
 python3 -m benchmarks.gpu --only attention learner publication publication-ipc killed compile""")
         return
     for what, requirements in (("rljob with its GPU packages", own()), ("TRL with vLLM", peers())):

@@ -4,21 +4,32 @@ fail. ``tests/runs/test_gpu_parts.py`` runs the parts that a CPU can try."""
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import accept, parts
-from benchmarks.gpu.figures import Writer, read
+from benchmarks.gpu import accept, outcomes, parts, step
+from benchmarks.gpu.baseline import KeptBaseline
+from benchmarks.gpu.figures import Figure, Writer, read, read_notes
 from benchmarks.gpu.step import JOB, SEPARATE
 from benchmarks.gpu.wheels import beside_torch, own
+from benchmarks.machine import Hardware
 
 from rljob_api import load_jobs
 
 
-def figures(outcome: command.PartOutcome) -> dict[str, float]:
+def figures(outcome: outcomes.PartOutcome) -> dict[str, float]:
     return {figure.name: figure.value for figure in outcome.figures}
 
 
@@ -54,7 +65,7 @@ def test_a_part_that_fails_is_named_with_what_it_printed(tmp_path: Path) -> None
     outcome = command.run("engine", 60.0, "cuda", tmp_path, python_that(tmp_path, "echo no memory >&2; exit 3"))
     assert (outcome.state, outcome.reason) == ("failed", "exit code 3:\nno memory")
     assert not outcome.is_fine
-    assert "- engine: failed: exit code 3" in command.show({"engine": outcome})
+    assert "- engine: failed: exit code 3" in outcomes.show({"engine": outcome})
 
 
 def test_a_line_that_was_begun_when_its_part_was_killed_does_not_count(tmp_path: Path) -> None:
@@ -88,11 +99,129 @@ def test_packages_that_are_missing_are_named_and_what_wants_torch_alone_runs(
     assert "no vllm and no ray: `python3.12 requirements/install.py --accelerator gpu`" in lack
 
 
-def test_without_a_gpu_nothing_is_measured_and_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def said_by(arguments: list[str]) -> str:
+    """What the command ends with when it refuses to begin."""
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert isinstance(ended.value.code, str)  # which the interpreter prints, with exit code 1
+    return ended.value.code
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command takes signals for itself."""
+    before = {each: signal.getsignal(each) for each in command.ENDED_BY}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.parametrize(("there", "why"), [(object(), "torch sees no GPU"), (None, "this Python has no torch")])
+def test_without_a_gpu_that_is_said_once_and_earlier_results_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: object, why: str
+) -> None:
     monkeypatch.setattr(command, "gpu_count", lambda python: 0)
-    outcomes = command.check(["attention", "killed"], "cuda", tmp_path, tmp_path, 480.0)
-    assert {outcome.state for outcome in outcomes.values()} == {"not measured"}
-    assert "attention: not measured: torch sees no GPU" in (tmp_path / "gpu.md").read_text()
+    monkeypatch.setattr(parts, "find_spec", lambda name: there)
+    (tmp_path / "gpu.json").write_text("earlier")
+    assert said_by(["--results", str(tmp_path), "--cache", str(tmp_path / "cache")]).startswith(why)
+    assert capsys.readouterr().out == ""
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("gpu.json", "earlier")]
+
+
+def test_results_that_cannot_be_written_are_said_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "gpu_count", lambda python: 1)
+    (tmp_path / "file").write_text("")
+    said = said_by(["--only", "attention", "--results", str(tmp_path / "file" / "sub"), "--cache", str(tmp_path)])
+    assert f"{tmp_path}/file/sub" in said
+    assert "choose another --results" in said
+    assert capsys.readouterr().out == ""
+
+
+def test_a_part_for_which_all_time_is_too_little_says_how_much_it_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "find_spec", lambda name: object())
+    clock = [100.0]
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def run(*asked: object) -> outcomes.PartOutcome:
+        clock[0] += 5
+        return outcomes.PartOutcome("measured")
+
+    monkeypatch.setattr(command, "run", run)
+    found = command.check(["learner"], "cpu", tmp_path, tmp_path, 1.0)
+    assert found["learner"].reason == "10 s are too little for it, which may take 700 s: `--seconds 70`"
+    # A second part for which nothing is left has had enough in the beginning.
+    monkeypatch.setattr(command, "gpu_count", lambda python: 1)
+    found = command.check(["publication-ipc", "killed"], "cuda", tmp_path, tmp_path, 12.0)
+    assert found["publication-ipc"].state == "measured"
+    assert found["killed"].reason == "no time was left of 12 s: `--only killed`"
+
+
+CHECK = """
+import functools, signal, sys
+from benchmarks.gpu import __main__ as command
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+command.run = functools.partial(command.run, python=sys.argv[1])
+command.gpu_count = lambda python: 1
+command.main(["--only", "attention", "learner", "--results", sys.argv[2], "--cache", sys.argv[2]])
+"""
+"""The command with two parts that are stood in for."""
+
+
+@contextmanager
+def running_check(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """The command while its first part hangs, with one figure written; the part's process and one that it started."""
+    started = folder / "started"
+    python = python_that(folder, f"echo '{LINE}' > \"$5\"; sleep 600 & echo $$ $! > {started}.begun\n"
+                                 f"mv {started}.begun {started}; wait")  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": command.IMPORTABLE}
+    arguments = [sys.executable, "-c", CHECK, python, str(folder / "results")]
+    process = subprocess.Popen(arguments, cwd=command.ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        give_up = time.monotonic() + 60
+        # The part and what guards it.
+        while not started.exists() or len(psutil.Process(process.pid).children()) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        yield process, [psutil.Process(int(number)) for number in started.read_text().split()]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_the_end_of(processes: list[psutil.Process]) -> None:
+    give_up = time.monotonic() + 30
+    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_ends_the_part_and_what_it_had_measured_is_kept_and_printed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with running_check(tmp_path) as (process, part):
+        process.send_signal(number)
+        printed, _ = process.communicate(timeout=60)
+        wait_for_the_end_of(part)
+    assert process.returncode == 130
+    assert "| speed | attention | 2 GB/s |" in printed
+    assert "- attention: interrupted: a signal ended it after" in printed
+    assert "learner:" not in printed
+    results = json.loads((tmp_path / "results" / "gpu.json").read_text())["results"]
+    assert {name: entry["outcome"]["state"] for name, entry in results.items()} == {"attention": "interrupted"}
+
+
+def test_no_part_outlives_a_check_that_was_killed(tmp_path: Path) -> None:
+    with running_check(tmp_path) as (process, part):
+        process.kill()
+        process.wait()
+        wait_for_the_end_of(part)
 
 
 def test_on_one_gpu_every_part_has_its_time(tmp_path: Path) -> None:
@@ -127,7 +256,136 @@ def test_every_wheel_of_ours_that_is_fetched_has_a_hash() -> None:
 
 def test_what_the_parts_that_want_torch_alone_need_beside_it_is_small() -> None:
     names = fetched(beside_torch())
+    assert {*parts.LEARNER} - {"torch"} <= names
     assert {"transformers", "tokenizers", "safetensors", "numpy", "pydantic"} <= names
     # 44 MiB as wheels, of which transformers and numpy are 28.
     assert not {"torch", "triton", "vllm", "ray", "scipy", "pyarrow"} & names
     assert not [name for name in names if name.startswith(("nvidia", "cuda"))]
+
+
+MACHINE = Hardware(
+    processor="a processor", cores=8, memory_gigabytes=64.0, system="Linux", python="3.12", versions={}, load=0.0,
+    commit="abc", accelerator="NVIDIA H100, 81559 MiB",
+)  # fmt: skip
+
+
+def measured(value: float) -> outcomes.PartOutcome:
+    return outcomes.PartOutcome("measured", 3.0, [Figure("speed", value, "GB/s")])
+
+
+def kept(path: Path) -> dict[str, tuple[str, str, float]]:
+    """State, commit and first figure of each part in a file of results."""
+    results = json.loads(path.read_text())["results"]
+    return {
+        part: (entry["outcome"]["state"], entry["commit"], entry["outcome"]["figures"][0]["value"])
+        for part, entry in results.items()
+    }
+
+
+def test_results_of_other_parts_stay_with_the_commit_that_they_were_measured_at(tmp_path: Path) -> None:
+    first = outcomes.ResultsFile(tmp_path, "cuda", MACHINE)
+    first.keep({"attention": measured(1.0), "learner": measured(2.0)})
+    later = outcomes.ResultsFile(tmp_path, "cuda", replace(MACHINE, commit="def"))
+    later.keep({"learner": measured(3.0), "killed": measured(4.0)})
+    assert later.path == tmp_path / "gpu.json"
+    assert kept(later.path) == {
+        "attention": ("measured", "abc", 1.0),
+        "learner": ("measured", "def", 3.0),
+        "killed": ("measured", "def", 4.0),
+    }
+    page = (tmp_path / "gpu.md").read_text()
+    assert "| speed | attention | 1 GB/s |" in page
+    assert re.search(r"^- attention: measured at 20\d\d-\d\d-\d\d .* commit abc, in 3 s$", page, re.MULTILINE)
+
+
+def test_what_was_not_run_to_its_end_takes_no_figures_away(tmp_path: Path) -> None:
+    results = outcomes.ResultsFile(tmp_path, "cuda", MACHINE)
+    results.keep({"learner": measured(2.0), "killed": measured(4.0), "engine": measured(5.0)})
+    half = [Figure("speed", 9.0)]
+    results.keep({"learner": outcomes.PartOutcome("interrupted", 1.0, half, "by a signal")})
+    results.keep({"killed": outcomes.PartOutcome("not measured", reason="no time was left")})
+    results.keep({"engine": outcomes.PartOutcome("failed", 1.0, half, "exit code 1")})
+    assert kept(results.path) == {
+        "learner": ("measured", "abc", 2.0), "killed": ("measured", "abc", 4.0), "engine": ("failed", "abc", 9.0)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("earlier", [None, "{not JSON", "[]", '{"results": {"engine": 1}}'], ids=str)
+def test_results_of_another_card_are_left_alone(tmp_path: Path, earlier: str | None) -> None:
+    if earlier is None:
+        outcomes.ResultsFile(tmp_path, "cuda", MACHINE).keep({"engine": measured(5.0)})
+        earlier = (tmp_path / "gpu.json").read_text()
+    else:
+        (tmp_path / "gpu.json").write_text(earlier)
+    other = replace(MACHINE, accelerator="NVIDIA L4, 23034 MiB")
+    outcomes.ResultsFile(tmp_path, "cuda", other).keep({"engine": measured(1.0)})
+    outcomes.ResultsFile(tmp_path, "cuda", other).keep({"learner": measured(2.0)})
+    assert (tmp_path / "gpu.json").read_text() == earlier
+    assert list(kept(tmp_path / "gpu-nvidia-l4-23034-mib.json")) == ["engine", "learner"]
+
+
+class FakeWorkshop:
+    """A machine whose GPU and commit change."""
+
+    def __init__(self) -> None:
+        self.machine = MACHINE
+
+    def look(self) -> Hardware:
+        return self.machine
+
+
+def test_a_ratio_divides_by_a_number_of_the_same_card_and_commit_alone(tmp_path: Path) -> None:
+    workshop = FakeWorkshop()
+    kept_by = KeptBaseline("step-colocated", workshop.look)
+    remedy = "run step-colocated first, or both together"
+    assert kept_by.read(tmp_path) == f"no ratio, since there is no figure of step-colocated yet: {remedy}"
+    kept_by.keep(tmp_path, 2.5)
+    assert kept_by.read(tmp_path) == 2.5
+    where = "no ratio, since step-colocated was measured on NVIDIA H100, 81559 MiB at commit abc"
+    for other in (replace(MACHINE, commit="def"), replace(MACHINE, accelerator="NVIDIA L4, 23034 MiB")):
+        workshop.machine = other
+        assert kept_by.read(tmp_path) == f"{where}: {remedy}"
+
+
+@pytest.mark.parametrize(("before", "ratio"), [(None, None), (5.0, 2.0)])
+def test_steps_without_a_number_to_divide_by_say_which_part_to_run_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: float | None, ratio: float | None
+) -> None:
+    monkeypatch.setattr(step, "measure_ours", lambda *asked: 10.0)
+    monkeypatch.setattr(step, "OURS", KeptBaseline("step-colocated", lambda: MACHINE))
+    if before is not None:
+        step.OURS.keep(tmp_path, before)
+    written = tmp_path / "figures"
+    step.deterministic(Writer(written), tmp_path)
+    assert [figure.value for figure in read(written)] == ([] if ratio is None else [ratio])
+    assert ["run step-colocated first" in note for note in read_notes(written)] == ([True] if ratio is None else [])
+
+
+def test_what_a_part_notes_is_below_the_table(tmp_path: Path) -> None:
+    note = json.dumps({"note": "no ratio: run engine first"})
+    python = python_that(tmp_path, f"echo '{LINE}' > \"$5\"; echo '{note}' >> \"$5\"")
+    outcome = command.run("engine-process", 60.0, "cuda", tmp_path, python)
+    assert (outcome.state, figures(outcome)) == ("measured", {"speed": 2.0})
+    assert "- engine-process: measured: no ratio: run engine first" in outcomes.show({"engine-process": outcome})
+
+
+def test_a_run_that_hangs_has_printed_where_it_is_and_keeps_its_folder(tmp_path: Path) -> None:
+    rljob, run = tmp_path / "rljob", tmp_path / "gpu-runs" / "run"
+    rljob.write_text(f'{FAKE}mkdir -p "$4" && echo row > "$4/metrics.jsonl"; echo "$@"; echo step 1 of 4; sleep 60\n')
+    rljob.chmod(0o755)
+    program = (
+        "from pathlib import Path; from benchmarks.gpu import step; "
+        f"step.RLJOB = Path('{rljob}'); step.train(Path('{run}'), {{'placement': 'separate'}})"
+    )
+    environment = {**os.environ, "PYTHONPATH": command.IMPORTABLE}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        printed = [process.stdout.readline().rstrip() for _ in range(3)]
+        still_runs = process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+    asked = f"run {JOB} --output {run} --resume never --steps=4 --set=placement=separate"
+    assert printed == [f"the run is in {run}", asked, "step 1 of 4"]
+    assert still_runs
+    assert (run / "metrics.jsonl").read_text() == "row\n"

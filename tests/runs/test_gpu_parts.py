@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
 from benchmarks.gpu import __main__ as command
+from benchmarks.gpu.outcomes import PartOutcome
+from benchmarks.gpu.wheels import beside_torch
+from packaging.requirements import Requirement
 
 
 @pytest.fixture(scope="module")
@@ -15,15 +20,57 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def figures(outcome: command.PartOutcome) -> dict[str, float]:
+def figures(outcome: PartOutcome) -> dict[str, float]:
     return {figure.name: figure.value for figure in outcome.figures}
 
 
-def test_the_parts_that_want_torch_alone_run_without_ray_and_vllm_and_meet_their_goals(
+HIDING = """import sys
+from importlib.machinery import PathFinder
+
+HIDDEN = frozenset({hidden!r})
+
+class Hiding:
+    find_distributions = PathFinder.find_distributions
+
+    def find_spec(name, path=None, target=None):
+        return None if path is None and name in HIDDEN else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Hiding if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+"""Python imports a ``sitecustomize`` before anything else, also in processes that a part starts."""
+
+
+def with_torch() -> set[str]:
+    """The distributions that are there wherever torch is: itself and what it requires."""
+    found, coming = set[str](), ["torch"]
+    while coming:
+        name = re.sub(r"[-_.]+", "-", coming.pop()).lower()
+        if name not in found:
+            found.add(name)
+            try:
+                asked = [Requirement(line) for line in requires(name) or ()]
+            except PackageNotFoundError:
+                continue
+            coming += [one.name for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
+
+
+def hidden() -> list[str]:
+    """Every module of this environment that is not there where torch and the wheels beside it are all there is."""
+    there = with_torch() | set(re.findall(r"^(\S+?)==", beside_torch(), flags=re.MULTILINE))
+    return sorted(
+        module
+        for module, owners in packages_distributions().items()
+        if not any(re.sub(r"[-_.]+", "-", owner).lower() in there or owner.startswith("rljob") for owner in owners)
+    )
+
+
+def test_the_parts_that_want_torch_alone_run_with_what_is_carried_beside_it_and_meet_their_goals(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("ray", "vllm"):
-        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('there is no {name} here')")
+    away = hidden()
+    assert {"ray", "vllm", "pyarrow", "packaging", "accelerate"} & {*away} == {"ray", "vllm", "pyarrow"}
+    (tmp_path / "sitecustomize.py").write_text(HIDING.format(hidden=away))
     monkeypatch.setattr(command, "IMPORTABLE", os.pathsep.join([str(tmp_path), command.IMPORTABLE]))
     names = ["attention", "learner", "publication", "publication-ipc", "killed", "compile"]
     outcomes = command.check(names, "cpu", cache, tmp_path, command.SECONDS)

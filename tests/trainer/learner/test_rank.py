@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from whole_state import parts
 
 from rljob_trainer.errors import JobFileError, StepGivenUpError
+from rljob_trainer.learner import models
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.metrics import update_result
@@ -336,6 +338,15 @@ def test_a_folder_that_is_no_model(settings: LearnerSettings, tmp_path: Path) ->
     (tmp_path / "config.json").write_bytes((settings.model_path / "config.json").read_bytes())
     with pytest.raises(JobFileError, match=r"spec\.model: .*cannot be loaded"):
         Fsdp2().start(replace(settings, model_path=tmp_path))
+
+
+def test_a_package_that_is_missing_is_no_fault_of_the_models_folder(
+    settings: LearnerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)  # as if it were not installed
+    with pytest.raises(JobFileError, match=r"cannot be loaded here, .*accelerate.*; install it") as told:
+        models._load(settings.model_path, torch.bfloat16, False, empty=True)
+    assert "copy it" not in str(told.value)
 
 
 def test_ranks_and_copies_must_fit(tied_folder: Path) -> None:

@@ -382,6 +382,11 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool, empty: bool
             missing = sorted(told["missing_keys"])
     except (MemoryError, torch.OutOfMemoryError):
         raise
+    except ImportError as error:
+        raise JobFileError(
+            f"spec.model: the model in {folder} cannot be loaded here, since a package is missing ({error}); install "
+            "it, or use another model"
+        ) from error
     except Exception as error:  # transformers' many classes raise what they like
         raise JobFileError(
             f"spec.model: the model in {folder} cannot be loaded ({type(error).__name__}: {error}); copy it again, or "

@@ -1,0 +1,39 @@
+"""A number that a part keeps for the ratios of later parts, with what it was measured on. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.gpu.outcomes import card
+from benchmarks.machine import Hardware
+
+
+class KeptBaseline:
+    """What ``part`` has measured: other parts divide by it where it is of the same card and commit, and only there."""
+
+    def __init__(self, part: str, machine: Callable[[], Hardware] = Hardware.here) -> None:
+        self._part = part
+        self._machine = machine
+
+    def keep(self, cache: Path, value: float) -> None:
+        machine = self._machine()
+        whole = {"value": value, "card": card(machine), "commit": machine.commit}
+        self._path(cache).write_text(json.dumps(whole) + "\n")
+
+    def read(self, cache: Path) -> float | str:
+        """The number, or why there is none to divide by and what to do, as a sentence."""
+        remedy = f"run {self._part} first, or both together"
+        try:
+            found = json.loads(self._path(cache).read_text())
+            value, theirs = float(found["value"]), (found["card"], found["commit"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"no ratio, since there is no figure of {self._part} yet: {remedy}"
+        machine = self._machine()
+        if theirs != (card(machine), machine.commit):
+            return f"no ratio, since {self._part} was measured on {theirs[0]} at commit {theirs[1]}: {remedy}"
+        return value
+
+    def _path(self, cache: Path) -> Path:
+        return cache / f"{self._part}.json"
