@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from rljob_trainer.algorithms import segments
 from rljob_trainer.learner import context as contexts
+from rljob_trainer.learner import moves
 from rljob_trainer.learner.attention import ATTENTION
 from rljob_trainer.learner.backend import Placement, RowRules
 from rljob_trainer.learner.gradients import ActorGradient, CriticGradient, Place
@@ -131,6 +132,7 @@ def _pretended() -> Iterator[None]:
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         patch.object(segments, "all_kept", lambda mask: False),
+        patch.object(moves, "_uploads", lambda device: lambda tensor: tensor.to(device)),
         patch.object(contexts, "_exchange", lambda x, group: torch.empty_like(x.contiguous())),
         patch.object(torch.distributed, "all_reduce", lambda x, group: None),
     ):

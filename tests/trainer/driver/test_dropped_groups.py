@@ -14,7 +14,7 @@ from rljob_trainer.telemetry.names import check_all
 def metrics(dropped: Tally) -> dict[str, float]:
     activity = SimpleNamespace(take_idle_ratio=lambda: None)
     counting = SimpleNamespace(take_counts=dict)
-    engines = SimpleNamespace(pool=SimpleNamespace(activity=activity))
+    engines = SimpleNamespace(pool=SimpleNamespace(activity=activity, homes=counting))
     parts = SimpleNamespace(engines=engines, rollout=counting, rewards=counting)
     schedule = SimpleNamespace(open=3, waiting_finished=1)
     pipeline = SimpleNamespace(schedule=schedule, take_dropped=lambda: dropped, take_late=lambda: 2)

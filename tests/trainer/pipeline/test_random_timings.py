@@ -367,4 +367,4 @@ def test_the_scenarios_are_what_they_are_meant_to_be() -> None:
     assert mixed > 100
     assert lost > 15
     assert dropped > 15
-    assert ended > 15
+    assert ended > 10

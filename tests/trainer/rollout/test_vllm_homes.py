@@ -61,8 +61,8 @@ async def episode(pool: RolloutPool, number: int) -> None:
         context = (*context, *result.tokens.ids.tolist(), *range(3, 3 + TOLD))
 
 
-async def recomputed(spec: EngineSpec, homes: Homes) -> float:
-    async with RolloutPool(homes=homes) as pool:
+async def recomputed(spec: EngineSpec, homes: Homes, *, fixed: bool = False) -> float:
+    async with RolloutPool(homes=homes, fixed_dispatch=fixed) as pool:
         for handle in await asyncio.gather(*(RayEngine.start(str(i), spec, num_cpus=0) for i in range(2))):
             pool.add(handle)
         pool.activate(["0", "1"])
@@ -71,8 +71,9 @@ async def recomputed(spec: EngineSpec, homes: Homes) -> float:
 
 
 async def test_at_home_hardly_anything_is_computed_again(spec: EngineSpec) -> None:
-    at_home, anywhere = await recomputed(spec, Homes()), await recomputed(spec, Homeless())
+    # With a fixed dispatch nobody leaves home because others have less to do.
+    at_home, anywhere = await recomputed(spec, Homes(), fixed=True), await recomputed(spec, Homeless())
     print(f"computed again for each token that was generated: {at_home:.3f} at home, {anywhere:.3f} anywhere")
     # vLLM caches whole blocks: what stands in the last one is computed again.
-    assert at_home < 0.25
-    assert anywhere > 2 * at_home
+    assert at_home < 0.12
+    assert anywhere > 1.5 * at_home
