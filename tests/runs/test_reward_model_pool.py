@@ -93,8 +93,8 @@ def test_a_pool_grows_loses_a_replica_and_shrinks_while_training_goes_on(runner:
         wait_for(lambda: set(scoring(client)) == {"scorer-a", "scorer-b"}, run)
 
         # All stand still, with samples in hand, and that is told; one of them dies with its samples.
+        wait_for(lambda: len(processes(nodes.address)) == 2, run)  # Ray names processes by what they are at
         stopped = processes(nodes.address)
-        assert len(stopped) == 2
         for process in stopped:
             process.suspend()
         wait_for(lambda: all(replica.running for replica in scoring(client).values()), run)
