@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.packing import offsets_of
 from rljob_trainer.learner.protocol import SequenceBatch
+from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.learner.work import Share, cut
 
 EXPERTS, CHOSEN = 8, 2
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"micro_batch_tokens": 60, "activation_checkpointing": True},
+    {"ranks": 2, "micro_batch_tokens": 60},
+    {"ranks": 4, "context": 2, "replicate": 2, "activation_checkpointing": True},
+]
+"""Changes of ``LearnerSettings``: several rows, ranks, and ranks of a row. On four ranks there are more of them than
+some layers' experts use."""
 
 
 def mixture(vocabulary: int, seed: int = 0) -> PreTrainedModel:
@@ -53,3 +67,17 @@ def log_probs_of(model: PreTrainedModel, batch: SequenceBatch, temperature: floa
         log_p = torch.log_softmax(model(ids[None], use_cache=False).logits[0] / temperature, -1)
         parts.append(log_p[prompt - 1 : -1].gather(1, ids[prompt:, None])[:, 0])
     return torch.cat(parts)
+
+
+def mixture_folder(folder: Path, vocabulary: int, tokenizer: Path) -> Path:
+    """``folder`` with the model, and the tokenizer of another folder."""
+    mixture(vocabulary).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((tokenizer / name).read_bytes())
+    return folder
+
+
+def share_of(rank: int, settings: LearnerSettings, batch: SequenceBatch) -> Share:
+    """What a rank gets of the batch as one mini-batch."""
+    backend = Fsdp2()
+    return cut(batch, [range(len(batch))], backend.placement(settings), backend.rules(settings)).sent()[rank]

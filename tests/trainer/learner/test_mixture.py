@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_mixture import CHOSEN, EXPERTS, log_probs_of, mixture
+from tiny_mixture import CHOSEN, EXPERTS, LAYOUTS, log_probs_of, mixture, mixture_folder, share_of
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rljob_trainer.errors import StepGivenUpError
@@ -21,33 +21,18 @@ from rljob_trainer.learner.backends.fsdp2.mesh import full
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch
 from rljob_trainer.learner.published import shards
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.learner.work import RankReport, Share, cut
+from rljob_trainer.learner.work import RankReport, cut
 from rljob_trainer.weights import learner_side
 from rljob_trainer.weights.manifest import manifest_of
 from rljob_trainer.weights.shards import Shard
 
 VOCABULARY, TEMPERATURE = 50, 0.8
 LOSS = LossSettings(policy_loss="reinforce", aggregation="tokenSum", temperature=TEMPERATURE)
-LAYOUTS: list[dict[str, Any]] = [
-    {},
-    {"micro_batch_tokens": 60, "activation_checkpointing": True},
-    {"ranks": 2, "micro_batch_tokens": 60},
-    {"ranks": 4, "context": 2, "replicate": 2, "activation_checkpointing": True},
-]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tied_folder: Path) -> Path:
-    made = tmp_path_factory.mktemp("mixture")
-    mixture(VOCABULARY).save_pretrained(made)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (made / name).write_bytes((tied_folder / name).read_bytes())
-    return made
-
-
-def share_of(rank: int, settings: LearnerSettings, batch: SequenceBatch) -> Share:
-    backend = Fsdp2()
-    return cut(batch, [range(len(batch))], backend.placement(settings), backend.rules(settings)).sent()[rank]
+    return mixture_folder(tmp_path_factory.mktemp("mixture"), VOCABULARY, tied_folder)
 
 
 def gradient(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_mixture import CHOSEN, EXPERTS, log_probs_of, mixture
+from tiny_mixture import CHOSEN, EXPERTS, LAYOUTS, log_probs_of, mixture_folder, share_of
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -21,25 +21,15 @@ from rljob_trainer.learner.backends.fsdp2.mesh import full
 from rljob_trainer.learner.packing import offsets_of
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch
 from rljob_trainer.learner.settings import LearnerSettings
-from rljob_trainer.learner.work import RankReport, Share, cut
+from rljob_trainer.learner.work import RankReport, cut
 
 VOCABULARY, TEMPERATURE, LAYERS = 50, 0.8, 2
 LOSS = LossSettings(policy_loss="reinforce", aggregation="tokenSum", temperature=TEMPERATURE)
-LAYOUTS: list[dict[str, Any]] = [
-    {},
-    {"micro_batch_tokens": 60, "activation_checkpointing": True},
-    {"ranks": 2, "micro_batch_tokens": 60},
-    {"ranks": 4, "context": 2, "replicate": 2, "activation_checkpointing": True},
-]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tied_folder: Path) -> Path:
-    made = tmp_path_factory.mktemp("mixture")
-    mixture(VOCABULARY).save_pretrained(made)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (made / name).write_bytes((tied_folder / name).read_bytes())
-    return made
+    return mixture_folder(tmp_path_factory.mktemp("mixture"), VOCABULARY, tied_folder)
 
 
 def choices(batch: SequenceBatch, known: float = 1.0) -> np.ndarray:
@@ -96,11 +86,6 @@ def theirs_of(model: PreTrainedModel, batch: SequenceBatch, chosen: np.ndarray) 
         with routed(model, torch.from_numpy(chosen[rows])):
             parts.append(log_probs_of(model, one, TEMPERATURE))
     return torch.cat(parts)
-
-
-def share_of(rank: int, settings: LearnerSettings, batch: SequenceBatch) -> Share:
-    backend = Fsdp2()
-    return cut(batch, [range(len(batch))], backend.placement(settings), backend.rules(settings)).sent()[rank]
 
 
 def gradient(

@@ -24,7 +24,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
 
 from rljob_trainer.errors import EngineError
-from rljob_trainer.rollout.vllm_transfer import OWNER, Worker
+from rljob_trainer.rollout.vllm_transfer import OWNER, VLLMWorker
 
 T = TypeVar("T")
 _LOOK_SECONDS = 0.05
@@ -34,7 +34,7 @@ Ended = Callable[[EngineError], None]
 class VLLMCore(Protocol):
     """The way to the core of one ``LLMEngine``, for one thread."""
 
-    def workers(self, call: Callable[[Worker], T]) -> list[T]:
+    def workers(self, call: Callable[[VLLMWorker], T]) -> list[T]:
         """What ``call`` returns in each worker. Its errors are raised as they are."""
         ...
 
@@ -69,7 +69,7 @@ class CoreHere:
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
 
-    def workers(self, call: Callable[[Worker], T]) -> list[T]:
+    def workers(self, call: Callable[[VLLMWorker], T]) -> list[T]:
         collective: Any = self._engine.collective_rpc
         answers: list[T] = collective(call)
         return answers
@@ -110,7 +110,7 @@ class CoreProcess:
         """The only one that asks anything of the core."""
         threading.Thread(target=self._watch, name="vllm-core-watch", daemon=True).start()
 
-    def workers(self, call: Callable[[Worker], T]) -> list[T]:
+    def workers(self, call: Callable[[VLLMWorker], T]) -> list[T]:
         # Between the processes vLLM would make dictionaries of our records, and sentences of our errors.
         answers: list[T] = []
         for told in self._engine.collective_rpc("rljob_run", args=(cloudpickle.dumps(call),)):

@@ -140,7 +140,7 @@ def _pack_tied_heads(model: Any) -> None:
             head.quant_method.process_weights_after_loading(head)
 
 
-class Worker(Protocol):
+class VLLMWorker(Protocol):
     """One of vLLM's workers, as the functions below see it."""
 
     weight_transfer_engine: Any
@@ -182,30 +182,30 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
-def join(worker: Worker, link: WeightLink, first_rank: int, timeout: float) -> None:
+def join(worker: VLLMWorker, link: WeightLink, first_rank: int, timeout: float) -> None:
     """Joins a weight group (``JoinInfo``)."""
     worker.init_weight_transfer_engine({"link": link, "first_rank": first_rank, "timeout": timeout})
 
 
-def start_update(worker: Worker) -> None:
+def start_update(worker: VLLMWorker) -> None:
     worker.start_weight_update()
 
 
-def receive(worker: Worker, version: int, timeout: float) -> None:
+def receive(worker: VLLMWorker, version: int, timeout: float) -> None:
     """Receives a publication from the weight group."""
     worker.update_weights({"version": version, "timeout": timeout})
 
 
-def take(worker: Worker, tensors: list[tuple[str, Tensor]]) -> None:
+def take(worker: VLLMWorker, tensors: list[tuple[str, Tensor]]) -> None:
     """Loads tensors of this process."""
     worker.update_weights({"tensors": tensors})
 
 
-def finish_update(worker: Worker) -> None:
+def finish_update(worker: VLLMWorker) -> None:
     worker.finish_weight_update()
 
 
-def received(worker: Worker) -> tuple[ReceiveReport, Manifest]:
+def received(worker: VLLMWorker) -> tuple[ReceiveReport, Manifest]:
     """What the last publication cost this worker, and what it brought."""
     transfer: RljobWeightTransfer = worker.weight_transfer_engine
     assert transfer.report is not None
@@ -214,7 +214,7 @@ def received(worker: Worker) -> tuple[ReceiveReport, Manifest]:
     return transfer.report, transfer.receiver.manifest
 
 
-def install_adapter(worker: Worker, number: int, base_sha256: str) -> None:
+def install_adapter(worker: VLLMWorker, number: int, base_sha256: str) -> None:
     """Puts the adapter that arrived in the place of the one before, for requests with the id ``number``."""
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
@@ -242,19 +242,19 @@ def install_adapter(worker: Worker, number: int, base_sha256: str) -> None:
     manager.pin_adapter(number)
 
 
-def tell_experts(worker: Worker) -> None:
+def tell_experts(worker: VLLMWorker) -> None:
     """From here on notes which experts the model's routers choose."""
     from rljob_trainer.rollout.vllm_routing import RoutingCapture
 
     worker.routing = RoutingCapture(worker.model_runner)
 
 
-def experts(worker: Worker, requests: list[str]) -> list[ByteArray]:
+def experts(worker: VLLMWorker, requests: list[str]) -> list[ByteArray]:
     """Of the tokens of each request that were computed, ``[tokens, layers, k]``; they are then forgotten."""
     return [worker.routing.take(request) for request in requests]
 
 
-def parameters(worker: Worker) -> Manifest:
+def parameters(worker: VLLMWorker) -> Manifest:
     """The sums of the parameters as they lie in this worker's memory, an adapter's included."""
     model: torch.nn.Module = worker.model_runner.get_model()
     stacks = (
@@ -267,7 +267,7 @@ def parameters(worker: Worker) -> Manifest:
     return manifest_of([*((name, p.data) for name, p in model.named_parameters()), *stacks])
 
 
-def scale_logits(worker: Worker, scale: float) -> None:
+def scale_logits(worker: VLLMWorker, scale: float) -> None:
     """Multiplies all logits by ``scale``: how given sequences are scored at a temperature."""
     worker.model_runner.get_model().logits_processor.scale = scale
 

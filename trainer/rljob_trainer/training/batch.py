@@ -118,7 +118,7 @@ def _experts(leaves: Sequence[Leaf]) -> ByteArray:
     for leaf in leaves:
         routed, of_prompt = leaf.tokens.routed_experts, leaf.tokens.prompt_experts
         assert routed is not None
-        before = len(leaf.prompt_ids) - 1
-        unknown = np.zeros((before if of_prompt is None else 0, *routed.shape[1:]), np.uint8)
-        parts += [unknown if of_prompt is None else of_prompt, routed, np.zeros((1, *routed.shape[1:]), np.uint8)]
+        if of_prompt is None:
+            of_prompt = np.zeros((len(leaf.prompt_ids) - 1, *routed.shape[1:]), np.uint8)
+        parts += [of_prompt, routed, np.zeros((1, *routed.shape[1:]), np.uint8)]
     return np.concatenate(parts)
