@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -48,6 +49,18 @@ class RayNodes:
     def remove(self, pod: str) -> None:
         """The pod goes: every process of its node is killed."""
         self._cluster.remove_node(self._nodes.pop(pod), allow_graceful=False)
+
+    def workers(self, pod: str) -> list[int]:
+        """The processes that Ray started there for tasks and actors, idle ones too, by any name they have now."""
+        (raylet,) = self._nodes[pod].all_processes["raylet"]
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            # Processes of others end meanwhile.
+            with contextlib.suppress(OSError):
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == raylet.process.pid and b"agent" not in (folder / "cmdline").read_bytes().lower():
+                    found.append(int(folder.name))
+        return found
 
     def close(self) -> None:
         self._cluster.shutdown()

@@ -3,13 +3,12 @@ No sample has a score that is not the model's."""
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 from driver_client import Client
 from ray_nodes import ray_nodes
@@ -32,18 +31,6 @@ def pool_of(client: Client) -> RewardModelStatus:
 def scoring(client: Client) -> dict[str | None, ReplicaStatus]:
     """The replicas that take samples, by their pods."""
     return {replica.pod: replica for replica in pool_of(client).replicas if replica.state == "serving"}
-
-
-def processes(address: str) -> list[psutil.Process]:
-    """Those of the replicas that belong to this Ray cluster."""
-    found = []
-    for process in psutil.process_iter():
-        # Processes of others end meanwhile.
-        with contextlib.suppress(psutil.Error):
-            parent = process.parent()
-            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::ScorerActor") and parent is not None:
-                found += [process] * (address in " ".join(parent.cmdline()))
-    return found
 
 
 def assert_scores_are_the_models(output: Path, model: Path) -> int:
@@ -93,16 +80,18 @@ def test_a_pool_grows_loses_a_replica_and_shrinks_while_training_goes_on(runner:
         wait_for(lambda: set(scoring(client)) == {"scorer-a", "scorer-b"}, run)
 
         # All stand still, with samples in hand, and that is told; one of them dies with its samples.
-        wait_for(lambda: len(processes(nodes.address)) == 2, run)  # Ray names processes by what they are at
-        stopped = processes(nodes.address)
-        for process in stopped:
-            process.suspend()
+        pods = {pod: nodes.workers(pod) for pod in ("scorer-a", "scorer-b")}
+        assert all(pods.values()), pods
+        for process in itertools.chain(*pods.values()):
+            os.kill(process, signal.SIGSTOP)
         wait_for(lambda: all(replica.running for replica in scoring(client).values()), run)
         (wait,) = (wait for wait in client.status().beside if wait.who == "the reward model pool")
         assert wait.reason.startswith("2 of 2 replicas to score ")
         assert 'rljob_reward_models{job="tiny",namespace="team",state="serving"} 2' in client.call("/metrics")
-        os.kill(stopped[0].pid, signal.SIGKILL)
-        stopped[1].resume()
+        for process in pods["scorer-a"]:
+            os.kill(process, signal.SIGKILL)
+        for process in pods["scorer-b"]:
+            os.kill(process, signal.SIGCONT)
         step = client.status().step
         wait_for(lambda: client.status().step >= step + 2 and len(scoring(client)) == 2, run)
 
