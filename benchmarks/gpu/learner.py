@@ -149,7 +149,7 @@ def _compare(writer: Writer, rank: LearnerRank, model: Path, batch: SequenceBatc
     streams = rank.score(whole.shares[0], ScoreRequest(log_probs=True, reference=True)).streams
     difference = np.abs(streams["log_probs"] - streams["ref_log_probs"]).max()
     writer.at_most(f"{name}: reference against actor before an update, largest difference", float(difference), 0.0)
-    exact = _float32_log_probs(model, batch, 8, device)
+    exact = float32_log_probs(model, batch, 8, device)
     ours = _in_order(whole, batch, streams["log_probs"])[: len(exact)]
     bound = 1e-4 if rank.settings.dtype == "float32" else 0.03
     error = float(np.abs(ours - exact).mean())
@@ -162,7 +162,7 @@ def _in_order(whole: Cut, batch: SequenceBatch, stream: np.ndarray) -> np.ndarra
 
 
 @torch.no_grad()
-def _float32_log_probs(model: Path, batch: SequenceBatch, sequences: int, device: str) -> np.ndarray:
+def float32_log_probs(model: Path, batch: SequenceBatch, sequences: int, device: str) -> np.ndarray:
     """Of the first sequences, each alone, by transformers and a log-softmax over all logits."""
     from transformers import AutoModelForCausalLM
 

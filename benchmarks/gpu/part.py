@@ -7,7 +7,8 @@ from pathlib import Path
 
 from benchmarks.environments import DEFAULT_CACHE
 from benchmarks.gpu.figures import Writer
-from benchmarks.gpu.parts import BY_NAME
+from benchmarks.gpu.parts import BY_NAME, RANKS
+from benchmarks.gpu.processes import become_rank
 
 
 def main() -> None:
@@ -18,6 +19,8 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     asked = parser.parse_args()
     writer, name, device, cache = Writer(asked.write), asked.name, asked.device, asked.cache
+    if name in RANKS:
+        become_rank(device)
     # A part imports what it needs and no more: vLLM and Ray may be missing.
     if name == "attention":
         from benchmarks.gpu import attention
@@ -51,6 +54,10 @@ def main() -> None:
         from benchmarks.gpu import engine
 
         engine.measure_own_process(writer, cache)
+    elif name == "engine-process-weights":
+        from benchmarks.gpu import own_process
+
+        own_process.measure(writer, device, cache)
     else:
         from benchmarks.gpu import step
 

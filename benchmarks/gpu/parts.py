@@ -43,10 +43,13 @@ PARTS = (
     Part("step-separate", "GRPO steps, engine and learner on a GPU each", 120, RUN, gpus=2),
     Part("compile", "gradients, tokens/s and memory with trainer.compile beside without", 90, LEARNER, on_cpu=True),
     Part("engine-process", "tokens/s of our engine with vLLM's core in its own process", 60, ENGINE),
+    Part("engine-process-weights", "weights, sleep and wake of such an engine", 90, ENGINE, on_cpu=True),
     Part("step-deterministic", "the steps of step-colocated with deterministic: true", 115, RUN),
     Part("step-trl", "the steps of step-colocated by TRL with vLLM", 120, LEARNER),
 )
 BY_NAME = {part.name: part for part in PARTS}
+RANKS = frozenset(part.name for part in PARTS if part.packages == LEARNER) - {"step-trl"} | {"engine-process-weights"}
+"""Parts whose process does what a learner's rank does, and has the environment of one."""
 _INSTALL = "`python3.12 requirements/install.py --accelerator gpu` makes .venv with everything"
 
 

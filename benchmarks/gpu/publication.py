@@ -20,6 +20,7 @@ import torch.distributed
 from torch import Tensor
 
 from benchmarks.gpu.figures import Writer
+from benchmarks.gpu.processes import as_engine
 from rljob_trainer.errors import RLJobError
 from rljob_trainer.stores import reach_store, serve_store
 from rljob_trainer.weights.group import WeightLink, call_off
@@ -62,16 +63,9 @@ class Pair:
         self._bare_store, bare_address = serve_store("127.0.0.1")
         arguments = (far_end, self.link, bare_address, self.nbytes, str(self.device), dies)
         self.process = spawn.Process(target=receiver_process, args=arguments, daemon=True)
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        try:
-            if backend == "nccl":
-                os.environ["CUDA_VISIBLE_DEVICES"] = (visible or "0,1").split(",")[1]
+        own = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",")[1] if backend == "nccl" else None
+        with as_engine(own):
             self.process.start()
-        finally:
-            if backend == "nccl":
-                os.environ.pop("CUDA_VISIBLE_DEVICES")
-                if visible is not None:
-                    os.environ["CUDA_VISIBLE_DEVICES"] = visible
         far_end.close()
         self.publisher.connect(self.link, SECONDS)
 

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import accept, outcomes, parts, step
+from benchmarks.gpu import accept, engine, learner, outcomes, own_process, part, parts, processes, publication, step
 from benchmarks.gpu.baseline import KeptBaseline
 from benchmarks.gpu.figures import Figure, Writer, read, read_notes
 from benchmarks.gpu.step import JOB, SEPARATE
@@ -224,12 +224,40 @@ def test_no_part_outlives_a_check_that_was_killed(tmp_path: Path) -> None:
         wait_for_the_end_of(part)
 
 
+@pytest.mark.parametrize(("device", "expected"), [("cuda", "expandable_segments:True"), ("cpu", None)])
+def test_what_a_rank_does_is_measured_with_a_ranks_environment_and_engines_beside_it_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, expected: str | None
+) -> None:
+    """As ``learner_options`` gives it to the ranks of a job: the allocator's setting is its, too."""
+    seen: dict[str, tuple[str | None, str | None]] = {}
+
+    def note(name: str) -> None:
+        here = os.environ.get("PYTORCH_ALLOC_CONF")
+        with processes.as_engine():
+            seen[name] = here, os.environ.get("PYTORCH_ALLOC_CONF")
+        assert os.environ.get("PYTORCH_ALLOC_CONF") == here
+
+    monkeypatch.setattr(learner, "measure", lambda *asked: note("learner"))
+    monkeypatch.setattr(publication, "measure", lambda *asked: note("publication-ipc"))
+    monkeypatch.setattr(engine, "measure", lambda *asked: note("engine"))
+    monkeypatch.setattr(own_process, "measure", lambda *asked: note("engine-process-weights"))
+    for name in ("learner", "publication-ipc", "engine", "engine-process-weights"):
+        with monkeypatch.context() as own:
+            before = dict(os.environ)
+            own.setattr(sys, "argv", ["part", name, "--write", str(tmp_path / "figures"), "--device", device])
+            part.main()
+            for added in os.environ.keys() - before.keys():
+                del os.environ[added]
+    rank, other = (expected, None), (None, None)
+    assert seen == {"learner": rank, "publication-ipc": rank, "engine": other, "engine-process-weights": rank}
+
+
 def test_on_one_gpu_every_part_has_its_time(tmp_path: Path) -> None:
     """Those that repeat what another one does come last: by name, or where the others were quick."""
     alone = [part for part in parts.PARTS if part.gpus == 1]
-    last = ["compile", "engine-process", "step-deterministic", "step-trl"]
-    assert [part.name for part in alone[-4:]] == last
-    assert sum(part.seconds for part in alone[:-4]) <= command.SECONDS
+    last = ["compile", "engine-process", "engine-process-weights", "step-deterministic", "step-trl"]
+    assert [part.name for part in alone[-5:]] == last
+    assert sum(part.seconds for part in alone[:-5]) <= command.SECONDS
 
 
 @pytest.mark.parametrize(

@@ -91,3 +91,14 @@ def test_engine_and_learner_agree_and_the_engine_computes_the_same_after_a_sleep
     outcome = command.run("agreement", 600, "cpu", cache)
     assert outcome.reason == ""
     assert [figure.met for figure in outcome.figures] == [True, True, True]
+
+
+@pytest.mark.vllm
+def test_an_engine_with_its_core_in_its_own_process_takes_weights_sleeps_and_wakes(cache: Path) -> None:
+    outcome = command.run("engine-process-weights", 900, "cpu", cache)
+    assert outcome.reason == ""
+    # Twice the first weights, twice others, and that these are others; what it computes after a sleep.
+    assert [figure.met for figure in outcome.figures if figure.met is not None] == [True] * 6
+    assert {name for name in figures(outcome) if name.endswith(("ipc", "gloo"))} == {
+        "own process, publication by ipc", "own process, publication by gloo"
+    }  # fmt: skip

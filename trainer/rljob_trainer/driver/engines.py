@@ -20,6 +20,7 @@ from rljob_api import cluster
 from rljob_api.pod_template.of_job import cpus_of_ray
 from rljob_trainer.driver.together import together
 from rljob_trainer.learner.bundles import Bundles
+from rljob_trainer.learner.environment import rank_environment
 from rljob_trainer.learner.options import GroupOptions
 from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.learner.settings import LearnerSettings
@@ -42,11 +43,6 @@ from rljob_trainer.waits import Taken, Waits
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob, ResolvedSpec
 
-_RANK_ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""Rows of every length leave memory in pieces otherwise. For ranks alone: an engine that sleeps cannot have it. What a
-rank hands over to an engine on its device is taken from elsewhere (``weights/ipc.py``)."""
-_DETERMINISTIC_RANK = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""cuBLAS picks its kernels by the workspace that is free otherwise, and torch refuses to call it deterministic."""
 _DETERMINISTIC_ENGINE = {"VLLM_BATCH_INVARIANT": "1"}
 """vLLM's log-probs do not depend on what else is in a batch then."""
 
@@ -105,11 +101,11 @@ def learner_options(spec: ResolvedSpec, by_role: bool = False) -> GroupOptions:
     """What Ray is asked for, for each rank. Those with GPUs live in bundles (``learner/bundles.py``), where colocated
     with those whose devices the same engine takes. ``by_role``: Ray's nodes carry the label that says what they are
     for."""
-    own = _RANK_ALLOCATOR | (_DETERMINISTIC_RANK if spec.deterministic else {}) if spec.trainer.gpus_per_replica else {}
+    gpus, threads = spec.trainer.gpus_per_replica, None
     if spec.trainer.compile:
-        # torch would start up to 32 processes for each rank, and count the node's CPUs.
-        cpus = cpus_of_ray("spec.trainer.pod", spec.trainer.pod, spec.trainer.gpus_per_replica) or 1
-        own = own | {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, cpus // max(1, spec.trainer.gpus_per_replica)))}
+        # torch would count the node's CPUs.
+        threads = max(1, (cpus_of_ray("spec.trainer.pod", spec.trainer.pod, gpus) or 1) // max(1, gpus))
+    own = rank_environment(on_gpu=gpus > 0, deterministic=spec.deterministic, compile_threads=threads)
     resources: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": own | spec.trainer.env}}
     nodes = on_nodes(cluster.TRAINER, by_role)
     bundle: dict[str, float] = {}

@@ -1,0 +1,40 @@
+"""The environment of a part's process and of those that it starts: a rank's, or an engine's. Standard library only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from rljob_trainer.learner.environment import rank_environment
+
+
+def _of_rank(device: str) -> dict[str, str]:
+    return rank_environment(on_gpu=device == "cuda", compile_threads=os.cpu_count() or 1)
+
+
+def become_rank(device: str) -> None:
+    """Gives this process what a job gives a rank that has all CPUs; what is set already stays. To be called before
+    torch is imported."""
+    os.environ |= _of_rank(device) | dict(os.environ)
+
+
+@contextmanager
+def as_engine(visible_devices: str | None = None) -> Iterator[None]:
+    """Inside, processes are started as engines are: without what ranks alone may have. ``visible_devices``: the only
+    GPUs that they see; None: those of this process."""
+    before = dict(os.environ)
+    for name in _of_rank("cuda"):
+        os.environ.pop(name, None)
+    if visible_devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _restore(before: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ |= before

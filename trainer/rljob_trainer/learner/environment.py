@@ -1,0 +1,20 @@
+"""Environment variables of a rank's process, which it has before it imports torch. Standard library only."""
+
+from __future__ import annotations
+
+_ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""Rows of every length leave memory in pieces otherwise. For ranks alone: an engine that sleeps cannot have it. What a
+rank hands over to an engine on its device is taken from elsewhere (``weights/ipc.py``)."""
+_DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""cuBLAS picks its kernels by the workspace that is free otherwise, and torch refuses to call it deterministic."""
+
+
+def rank_environment(
+    *, on_gpu: bool, deterministic: bool = False, compile_threads: int | None = None
+) -> dict[str, str]:
+    """What a rank gets where its job says nothing else. ``compile_threads``: processes in which torch compiles its
+    programs, up to 32 for each rank otherwise; None: it compiles none."""
+    own = {} if compile_threads is None else {"TORCHINDUCTOR_COMPILE_THREADS": str(compile_threads)}
+    if on_gpu:
+        own |= _ALLOCATOR | (_DETERMINISTIC if deterministic else {})
+    return own
