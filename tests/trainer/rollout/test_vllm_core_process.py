@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,11 +24,14 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
+import torch
+from deep_core import deepen, under_way_when_paused
 from slow_core import slow
 from small_episodes import named
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
+from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import EngineError
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.engine_loop import EngineLoop
@@ -129,6 +132,61 @@ def test_with_a_kept_cache_each_token_has_the_version_that_made_it(
     assert set(later.versions.tolist()) == {7}
     expected = log_probs_of(new, PROMPT, tuple(later.ids.tolist()))
     np.testing.assert_allclose(later.log_probs, expected, atol=1e-4)
+
+
+def mixed_log_probs(models: Sequence[PreTrainedModel], response: tuple[int, ...], begins: Sequence[int]) -> np.ndarray:
+    """Log-probs ``[T]`` of the response, whose tokens from ``begins[n]`` on are drawn by the n-th model: it reads the
+    token before, and finds keys and values of all earlier ones as the models before it have left them."""
+    ids = torch.tensor([[*PROMPT, *response]])
+    cache, parts = DynamicCache(), []
+    reads = [0, *(len(PROMPT) + begin - 1 for begin in begins[1:]), ids.shape[1] - 1]
+    with torch.no_grad():
+        for model, start, end in zip(models, reads[:-1], reads[1:], strict=True):
+            parts.append(model(ids[:, start:end], past_key_values=cache).logits[0])
+    logits = torch.cat(parts)[len(PROMPT) - 1 :]
+    return logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0].numpy()
+
+
+def test_a_batch_that_is_under_way_when_weights_come_belongs_to_the_weights_that_made_it(
+    llama_folder: Path, llama: PreTrainedModel, make_model: Callable[..., PreTrainedModel]
+) -> None:
+    """As on GPUs, where the core has scheduled a batch before it takes in the last one's tokens."""
+    models = [llama, *(make_model("llama", seed=seed) for seed in (30, 31, 32))]
+    loop = EngineLoop(lambda: build_engine(spec(llama_folder)), "0")
+    core: Any = loop.call(lambda engine: engine.core)  # type: ignore[attr-defined]
+    publisher = Publisher(1 << 16, "127.0.0.1")
+    link = WeightLink(publisher.address, 1, ("the learner", "engine 0"))
+    stack = ExitStack()
+    with ThreadPoolExecutor(2) as beside:
+        connected = beside.submit(publisher.connect, link, 60)
+        loop.join_weights(link, 1, 60)
+        connected.result(60)
+        loop.call(lambda _: deepen(core))
+        loop.call(lambda _: stack.enter_context(slow(core)))
+        loop.submit([ask(number, length=40) for number in range(3)])
+        for version, model in enumerate(models[1:], 1):
+            so_far = loop.status().tokens_made
+            while loop.status().tokens_made < so_far + 9:
+                pass
+            tensors = dict(model.named_parameters())
+            sent = beside.submit(publisher.publish, describe(tensors.items()), tensors.items(), version, 60)
+            loop.receive_weights(version, 60)
+            sent.result(60)
+        under_way = loop.call(lambda _: under_way_when_paused(core))
+        loop.call(lambda _: stack.close())
+    results: dict[str, Tokens] = {}
+    while len(results) < 3:
+        results |= {result.id.purpose: result.tokens for result in loop.collect(SECONDS)}
+    loop.close()
+    # Computing takes nearly all of the time, so that a pause is heard behind a batch whose tokens are not taken in yet.
+    assert len(under_way) == 3
+    assert max(under_way) > 0
+    for tokens in results.values():
+        begins = [int(np.searchsorted(tokens.versions, version)) for version in range(4)]
+        assert begins[0] == 0 < begins[1] < begins[2] < begins[3] < 40
+        assert tokens.versions.tolist() == sorted(tokens.versions.tolist())
+        expected = mixed_log_probs(models, tuple(tokens.ids.tolist()), begins)
+        np.testing.assert_allclose(tokens.log_probs, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["at work", "idle"])
