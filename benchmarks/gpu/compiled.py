@@ -8,6 +8,7 @@ from statistics import median
 
 import numpy as np
 import torch
+import torch._dynamo.utils
 
 from benchmarks.gpu.figures import Writer
 from benchmarks.gpu.learner import new_rank, responses
@@ -36,6 +37,8 @@ def measure(writer: Writer, device: str, cache: Path) -> None:
         started = time.perf_counter()
         gradients[compiled] = _gradient(rank, share)
         if compiled:
+            made = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+            writer.plain("compile: programs for a gradient", made)
             writer.plain("compile: first gradient, with compilation", time.perf_counter() - started, "s")
         scores = rank.score(share, ScoreRequest(log_probs=True)).streams["log_probs"]
         reports = [rank.update(share, LossSettings()) for _ in range(ROUNDS)]
@@ -44,6 +47,9 @@ def measure(writer: Writer, device: str, cache: Path) -> None:
         assert reports[0].first_log_probs is not None
         apart = float(np.abs(reports[0].first_log_probs - scores).max())
         writer.plain(f"compile: first pass against scores, {name}, largest difference", apart, "nats")
+        if compiled:
+            made = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+            writer.plain("compile: programs for gradients and scores", made)
         rates[compiled] = float(share.lengths.prompts.sum() + share.lengths.responses.sum()) / median(
             usage.seconds["update_actor"] for usage in spent
         )

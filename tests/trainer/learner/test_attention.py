@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention.varlen
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob_trainer.learner.attention import Packed, Varlen, packed_attention
@@ -71,6 +73,57 @@ def test_equals_the_definition_for_each_sequence(window: int | None, seed: int, 
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     ours = torch.autograd.grad(out, (q, k, v), pull)
     theirs = torch.autograd.grad(expected, (q, k, v), pull)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def segments(q: Any, k: Any, v: Any, starts: Any, key_starts: Any, scale: float, window: tuple[int, int]) -> Any:
+    """What a variable-length flash kernel computes, ``[N, H, D]``: of each segment by itself, causal from its end."""
+    parts = []
+    for number in range(len(starts) - 1):
+        own, keys = (slice(int(s[number]), int(s[number + 1])) for s in (starts, key_starts))
+        missing = (keys.stop - keys.start) - (own.stop - own.start)
+        query = torch.nn.functional.pad(q[own].transpose(0, 1), (0, 0, missing, 0))
+        span = None if window[0] < 0 else window[0] + 1
+        found = attention(query, k[keys].transpose(0, 1), v[keys].transpose(0, 1), scale, span)
+        parts.append(found[:, missing:].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def flash(q: Any, k: Any, v: Any, qs: Any, ks: Any, longest: int, longest_key: int, *,
+          scale: float, window_size: tuple[int, int], enable_gqa: bool = False) -> Any:  # fmt: skip
+    """As torch 2.13 has it."""
+    assert enable_gqa == (q.shape[1] != k.shape[1])
+    return segments(q, k, v, qs, ks, scale, window_size)
+
+
+def flash_without_groups(q: Any, k: Any, v: Any, qs: Any, ks: Any, longest: int, longest_key: int, *,
+                         scale: float, window_size: tuple[int, int]) -> Any:  # fmt: skip
+    """As torch 2.11 has it."""
+    assert q.shape[1] == k.shape[1] == v.shape[1]
+    return segments(q, k, v, qs, ks, scale, window_size)
+
+
+@pytest.mark.parametrize("kernel", [flash, flash_without_groups])
+@pytest.mark.parametrize(("kv", "window"), [(2, None), (2, 3), (4, None)])
+def test_by_one_flash_call_it_is_what_blocks_compute(
+    kv: int, window: int | None, kernel: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel is played: torch's wants a GPU."""
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", kernel)
+    prompts, keys = np.array([5, 5, 5, 7, 7, 4]), np.array([0, 0, 0, 1, 1, 2])
+    row = build_row(Lengths(prompts, np.array([3, 1, 6, 2, 5, 4]), keys), np.arange(6), final=True)
+    tokens, heads, dim = len(row.source), 4, 8
+    q, k, v = (torch.randn(1, h, tokens, dim, dtype=torch.float64, requires_grad=True) for h in (heads, kv, kv))
+    by_blocks = Packed.of(row, CPU, torch.float64)
+    by_flash = Packed([], Varlen.of(row.blocks, tokens))
+    found, expected = (
+        packed_attention(torch.nn.Identity(), q, k, v, None, scaling=0.3, sliding_window=window, packed=packed)[0]
+        for packed in (by_flash, by_blocks)
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    pull = torch.randn_like(expected)
+    ours, theirs = (torch.autograd.grad(out, (q, k, v), pull) for out in (found, expected))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,11 @@ _spread: Callable[..., torch.Tensor] = _Spread.apply
 _collect: Callable[..., torch.Tensor] = _Collect.apply
 _spread_into: Callable[..., torch.Tensor] = _SpreadInto.apply
 _gather_rows: Callable[..., torch.Tensor] = _GatherRows.apply
+
+
+_whole: Callable[..., torch.Tensor] = torch.ops.aten._unsafe_view
+"""``whole(x, shape)``: x in that shape, and not as a view of something. A compiled program is made for what its input
+is a view of, too, which differs with a row's blocks (``compiled.py``)."""
 
 
 @dataclass(slots=True)
@@ -346,7 +352,7 @@ def packed_attention(
     out = attended(packed, packed.outputs(query), key, value, dim, scaling, sliding_window, softcap)
     if packed.rows is not None:
         out = _spread_into(out, packed.rows, tokens)
-    return out.view(1, tokens, heads, dim), None
+    return _whole(out.contiguous(), (1, tokens, heads, dim)), None
 
 
 def attended(
@@ -429,17 +435,23 @@ def _flash(
     if varlen.gather is not None:
         key, value = varlen.gather(key), varlen.gather(value)
     tokens = query.shape[0]
+    query, key, value = (x.view(x.shape[0], -1, dim) for x in (query, key, value))
+    times, grouped = query.shape[1] // key.shape[1], dict[str, bool]()
+    if times > 1 and "enable_gqa" in signature(varlen_attn).parameters:
+        grouped = {"enable_gqa": True}
+    elif times > 1:  # torch 2.11
+        key, value = (x.repeat_interleave(times, 1) for x in (key, value))
     out = varlen_attn(
-        query.view(tokens, -1, dim),
-        key.view(key.shape[0], -1, dim),
-        value.view(key.shape[0], -1, dim),
+        query,
+        key,
+        value,
         varlen.cu_queries,
         varlen.cu_keys,
         varlen.max_queries,
         varlen.max_keys,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **grouped,
     )
     assert isinstance(out, torch.Tensor)
     return out.reshape(tokens, -1)

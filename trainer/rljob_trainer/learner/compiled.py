@@ -31,12 +31,15 @@ def compile_layers(layers: list[nn.Module]) -> None:
     """Wraps each layer's forward: before activation checkpointing, which computes the compiled layer again, and before
     sharding, whose hooks sit around both. Programs are made when rows come, in half a minute for a model of any depth:
     layers of a kind share them."""
-    compiler: Any = torch.compile  # its types lack the limit
+    # For the whole process. As an argument torch.compile of 2.11 does not know it.
+    dynamo: Any = torch._dynamo.config
+    dynamo.recompile_limit = _PROGRAMS
+    compiler: Any = torch.compile
     for layer in layers:
         for part in layer.children():
             if "experts" in dict(part.named_children()):
                 part.forward = torch.compiler.disable(part.forward)
-        compiled = compiler(layer.forward, dynamic=True, recompile_limit=_PROGRAMS, options=_OPTIONS)
+        compiled = compiler(layer.forward, dynamic=True, options=_OPTIONS)
         layer.forward = functools.partial(_forward, layer.forward, compiled)
 
 
