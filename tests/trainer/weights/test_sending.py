@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from rljob_trainer.errors import DeadlineError, EngineError
-from rljob_trainer.weights import group
+from rljob_trainer.weights import group, ipc
 from rljob_trainer.weights.blocks import block_of, lay_out
 from rljob_trainer.weights.group import WeightGroup, WeightLink, call_off
 from rljob_trainer.weights.manifest import manifest_of
@@ -246,11 +246,34 @@ def test_one_that_dies_while_it_is_handed_weights_is_not_waited_for(processes: C
     sending = meeting.send(1, timeout=60)
     assert victim.hear() == {"hangs": True}
     victim.end()
+    held = stages()
+    assert len(held) == 1
     call_off(meeting.link, "engine 0 died")  # as the driver does, whom Ray tells
     with pytest.raises(EngineError, match="called off, because engine 0 died"):
         sending.result(30)
+    # What the dead one had hold of is nobody's any more.
+    assert not stages()
     meeting.connect(processes(1))
     meeting.publish(2)
+    assert not stages()
+
+
+def stages() -> list[str]:
+    """Memory that this process has shared by name, and that has not been given back."""
+    return [path.name for path in Path("/dev/shm").glob(f"torch_{os.getpid()}_*")]
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is a build for CPUs")
+def test_on_a_gpu_the_sender_counts_itself_out_for_a_receiver_that_is_dead() -> None:
+    """torch keeps what it has handed over until the receiver's count, a number in shared memory, is no longer above
+    zero (torch/csrc/CudaIPCTypes.h: 10,000 counts a file)."""
+    counts = torch.zeros(10_000, dtype=torch.int64)
+    storage: Any = counts.untyped_storage()
+    _, name, _ = storage._share_filename_cpu_()
+    counts[5:8] = 1
+    handle = [{"bytes": ""}, 1 << 20, 0, {"bytes": name.hex()}, 6, {"bytes": ""}, False]
+    ipc.take_back(json.dumps(handle), on_gpu=True)
+    assert counts[4:9].tolist() == [0, 1, 0, 1, 0]
 
 
 def test_a_late_receiver_is_waited_for_until_the_deadline_and_then_named(

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +32,9 @@ class HandOver:
         self._stage: Tensor | None = None
         self._handle = ""
         """Of the stage: by which the receiver has reached it, or can."""
+        self._given: list[str] = []
+        """Handles of the sender's stages that the receiver may have hold of: it lets go of one when it takes from the
+        next, and of the last in ``rest``."""
 
     def broadcast(self, tensors: list[Tensor], options: Any = None) -> _Journey:
         """A broadcast as torch's process groups have it: one contiguous tensor of uint8 ``[n]``, the same n on both
@@ -79,6 +84,7 @@ class HandOver:
             self._stage = None
             self._stage = new_stage(nbytes, self._device)
             self._handle = share(self._stage)
+            self._given.append(self._handle)
         return self._stage
 
     def _settle(self) -> None:
@@ -88,13 +94,21 @@ class HandOver:
     def rest(self) -> None:
         """Gives the stage back, the receiver's first: between two publications the memory is others'."""
         self._stage = None
+        self._given.clear()
         if self._is_sender and self._device.type == "cuda":
             torch.cuda.ipc_collect()
 
     def abort(self) -> None:
-        """Ends the group; what is on its way never arrives."""
+        """Ends the group; what is on its way never arrives. The sender's stage is its own again, even if the receiver
+        was killed while it had hold of it. One that lives may read what comes there next: it takes no publication for
+        whole without the word of its sender."""
         self._begun.clear()
+        given, on_gpu = list(self._given), self._device.type == "cuda"
         self.rest()
+        for handle in given:
+            take_back(handle, on_gpu=on_gpu)
+        if given and on_gpu:
+            torch.cuda.ipc_collect()
 
 
 class _Journey:
@@ -139,7 +153,7 @@ def share(stage: Tensor) -> str:
 
 def reach(handle: str, device: torch.device) -> Tensor:
     """The stage of another process, on this process's own ``device``."""
-    parts = [bytes.fromhex(part["bytes"]) if isinstance(part, dict) else part for part in json.loads(handle)]
+    parts = _parts(handle)
     storages: Any = torch.UntypedStorage
     if device.type == "cuda":
         torch.cuda.init()
@@ -147,3 +161,21 @@ def reach(handle: str, device: torch.device) -> Tensor:
     else:
         storage = storages._new_shared_filename_cpu(*parts)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+def _parts(handle: str) -> list[Any]:
+    return [bytes.fromhex(part["bytes"]) if isinstance(part, dict) else part for part in json.loads(handle)]
+
+
+def take_back(handle: str, *, on_gpu: bool) -> None:
+    """What the receiver does when it lets go of the stage, in its place: memory is free when nobody counts as a holder,
+    and one that was killed counts for ever. The sender has let go already."""
+    parts = _parts(handle)
+    if on_gpu:
+        # Counts below zero are free as well: of a receiver that lives and lets go, too.
+        _, _, _, counters, place, *_ = parts
+        storages: Any = torch.UntypedStorage
+        storages._release_ipc_counter_cuda(counters, place)
+    else:
+        with suppress(FileNotFoundError):
+            Path("/dev/shm", parts[1].decode().lstrip("/")).unlink()
