@@ -6,7 +6,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 # What hundreds of processes import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
-INSTALL := $(PYTHON) requirements/install.py
+INSTALL := $(PYTHON) requirements/install.py $(if $(ACCELERATOR),--accelerator $(ACCELERATOR))
 
 CLUSTER := PYTHONPATH=deploy $(BIN)/python -m testcluster
 # Whether a cluster of ours is kind's.
@@ -20,7 +20,7 @@ PACKAGED_OPTION = $(if $(PACKAGED),$(if $(filter 0,$(PACKAGED)),--no-packaged,--
 help:            ## what there is
 	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-install:         ## make or mend the virtual environment (.venv); nothing to do when it is right
+install:         ## make or mend the virtual environment (.venv); nothing to do when it is right; ACCELERATOR=gpu: for GPUs, until ACCELERATOR=cpu
 	@$(INSTALL)
 
 quickstart: install  ## train a small language model to add two numbers, from random weights, and write a report

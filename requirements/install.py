@@ -3,7 +3,8 @@
 Needs nothing but Python 3.11, 3.12 or 3.13 and a package index. Says what it does, refuses downloads without a hash in
 requirements/ (but for torch where it isn't the index's ordinary wheel; it says so then), compiles bytecode (the first
 import of vLLM takes a minute without) and does nothing at all when the environment is already right; one of another
-Python is made anew. Only the standard library: it runs before anything is installed.
+Python or accelerator is made anew, and one for GPUs stays so until `--accelerator cpu` is asked for. Only the standard
+library: it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = "rljob-installed"
+KEPT_ACCELERATOR = "rljob-accelerator"
+"""In the environment: what it is made for."""
+ACCELERATORS = ("cpu", "gpu")
 REQUIREMENTS = ROOT / "requirements"
 TORCH = "2.13.0"
 CPU_BUILD = f"{TORCH}+cpu"
@@ -29,8 +33,12 @@ CPU_BUILD = f"{TORCH}+cpu"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--accelerator", choices=["cpu", "gpu"], default="cpu", help="which vLLM to install")
-    accelerator: str = parser.parse_args().accelerator
+    parser.add_argument(
+        "--accelerator",
+        choices=ACCELERATORS,
+        help="which vLLM to install; default: that of .venv, or cpu for a new one",
+    )
+    accelerator = parser.parse_args().accelerator or last_accelerator(VENV)
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
         version = sys.version.split()[0]
         return fail(f"rljob is pinned for Python 3.11 to 3.13; this is {version}. Try: make PYTHON=/path/to/python3.12")
@@ -41,7 +49,7 @@ def main() -> int:
     free = shutil.disk_usage(ROOT).free
     if free < 8 << 30:
         return fail(f"the environment takes up to 7 GB, and {ROOT} has only {free / 2**30:.1f} GB free.")
-    prepare(VENV)
+    prepare(VENV, accelerator)
     environment = index_settings()
     command = install_command(accelerator, environment, VENV)
     say(f"installing pinned packages for {accelerator} (0.9 to 7 GB, 1 to 10 minutes)")
@@ -53,12 +61,23 @@ def main() -> int:
     return 0
 
 
-def prepare(venv: Path) -> None:
-    """Sees to it that there is a virtual environment of this Python, with pip and uv."""
+def last_accelerator(venv: Path) -> str:
+    """What the environment was last made for; cpu where there is none."""
+    kept = venv / KEPT_ACCELERATOR
+    found = kept.read_text() if kept.exists() else ""
+    return found if found in ACCELERATORS else "cpu"
+
+
+def prepare(venv: Path, accelerator: str) -> None:
+    """Sees to it that there is a virtual environment of this Python and for that accelerator, with pip and uv."""
     python = venv / "bin" / "python"
-    if not python.exists() or asked(python, "-c", "import sys; print(sys.version)").strip() != sys.version:
+    # The two builds of vLLM are packages of different names with the same files.
+    other = accelerator != last_accelerator(venv)
+    if other or not python.exists() or asked(python, "-c", "import sys; print(sys.version)").strip() != sys.version:
         say(f"making the virtual environment {venv.name} of Python {platform.python_version()}")
         run(sys.executable, "-m", "venv", "--clear", venv)
+    # Before anything is installed: who is interrupted and types the command again means the same.
+    (venv / KEPT_ACCELERATOR).write_text(accelerator)
     if not asked(python, "-m", "pip", "--version"):
         run(python, "-m", "ensurepip")  # somebody made the environment without pip
     say("installing uv with pip")

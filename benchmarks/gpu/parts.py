@@ -50,7 +50,7 @@ PARTS = (
 BY_NAME = {part.name: part for part in PARTS}
 RANKS = frozenset(part.name for part in PARTS if part.packages == LEARNER) - {"step-trl"} | {"engine-process-weights"}
 """Parts whose process does what a learner's rank does, and has the environment of one."""
-_INSTALL = "`python3.12 requirements/install.py --accelerator gpu` makes .venv with everything"
+_INSTALL = "`make install ACCELERATOR=gpu` makes .venv with everything"
 
 
 class NothingToMeasureError(RuntimeError):

@@ -81,8 +81,8 @@ def main() -> None:
         download(beside_torch(), folder)
         size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
         print(f"""{size / 2**20:.0f} MiB in {folder}. Carry it and this checkout over, and there, in the checkout:
-python3 -m pip install --no-index --find-links /where/it/is {" ".join(IMPORTED)}
-python3 -m benchmarks.gpu --only attention learner publication publication-ipc killed compile""")
+python{VERSION} -m pip install --no-index --find-links /where/it/is {" ".join(IMPORTED)}
+python{VERSION} -m benchmarks.gpu --only attention learner publication publication-ipc killed compile""")
         return
     for what, requirements in (("rljob with its GPU packages", own()), ("TRL with vLLM", peers())):
         print(f"fetching {what}: {requirements.count('==')} wheels", flush=True)
@@ -90,7 +90,7 @@ python3 -m benchmarks.gpu --only attention learner publication publication-ipc k
     size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
     print(f"""{size / 1e9:.1f} GB in {folder}. Carry it and this checkout over, and there, in the checkout:
 export PIP_NO_INDEX=1 PIP_FIND_LINKS=/where/it/is
-python{VERSION} requirements/install.py --accelerator gpu
+make install ACCELERATOR=gpu PYTHON=python{VERSION}
 make gpu-check""")
 
 

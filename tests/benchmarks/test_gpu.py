@@ -96,7 +96,7 @@ def test_packages_that_are_missing_are_named_and_what_wants_torch_alone_runs(
     assert alone == ["attention", "learner", "publication", "publication-ipc", "killed", "compile"]
     lack = parts.lacking(parts.BY_NAME["step-colocated"], "cuda", 1, tmp_path)
     assert lack is not None
-    assert "no vllm and no ray: `python3.12 requirements/install.py --accelerator gpu`" in lack
+    assert "no vllm and no ray: `make install ACCELERATOR=gpu`" in lack
 
 
 def said_by(arguments: list[str]) -> str:

@@ -185,3 +185,61 @@ def test_a_package_that_is_not_pinned_is_refused(installed: Installed, tmp_path:
         file.write_text("".join(line for line in file.read_text().splitlines(True) if "helper" not in line))
     with pytest.raises(RefusedError, match="no trusted hash was provided for: `helper`"):
         installed(accelerator=accelerator)
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """What the whole command installs, by its arguments, in an environment that is made but into which nothing comes:
+    the extra that names the accelerator, and whether the environment is made first."""
+    environment, log = tmp_path / ".venv", list[str]()
+    monkeypatch.setattr(install, "VENV", environment)
+    monkeypatch.setattr(install, "PYTHON", environment / "bin" / "python")
+    monkeypatch.setattr(install, "index_settings", dict)
+    monkeypatch.setattr(install, "torch_options", lambda *asked: [])
+
+    def run(*command: str | Path, environment: object = None) -> None:
+        words = list(map(str, command))
+        if "venv" in words:
+            venv.create(words[-1], symlinks=True, clear=True)
+            log.append("made")
+        log.extend(word for word in words if word in ("--extra=cpu", "--extra=gpu"))
+
+    monkeypatch.setattr(install, "run", run)
+
+    def type_in(*arguments: str) -> list[str]:
+        log.clear()
+        monkeypatch.setattr(sys, "argv", ["install.py", *arguments])
+        assert install.main() == 0
+        return list(log)
+
+    return type_in
+
+
+def test_an_environment_for_gpus_stays_so_until_another_is_asked_for(
+    typed: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert typed() == ["made", "--extra=cpu"]
+    assert typed() == []
+    # Anew: both builds of vLLM have the same files.
+    assert typed("--accelerator", "gpu") == ["made", "--extra=gpu"]
+    assert typed() == []
+    assert typed("--accelerator", "gpu") == []
+    # What it is made from has changed, or somebody has interrupted it.
+    (tmp_path / ".venv" / install.STAMP).unlink()
+    assert typed() == ["--extra=gpu"]
+    assert typed("--accelerator", "cpu") == ["made", "--extra=cpu"]
+    assert typed() == []
+
+
+def test_make_hands_the_accelerator_on_only_where_it_is_said() -> None:
+    def command(*said: str) -> str:
+        return subprocess.run(
+            ["make", "--dry-run", "install", "PYTHON=python3", *said],
+            cwd=install.ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+
+    assert command() == "python3 requirements/install.py"
+    assert command("ACCELERATOR=gpu") == "python3 requirements/install.py --accelerator gpu"
