@@ -18,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from benchmarks.environments import DEFAULT_CACHE, ROOT, peer_environment
+from benchmarks.gpu.ending import ENDED_BY, INTERRUPTED, end, guarded
 from benchmarks.gpu.figures import read, read_notes
 from benchmarks.gpu.outcomes import PartOutcome, ResultsFile, show
 from benchmarks.gpu.parts import BY_NAME, PARTS, NothingToMeasureError, gpu_count, lacking, no_gpu
@@ -37,9 +38,6 @@ ON_CPU_SLOWER = 10
 """Limits are those of a machine with a GPU that nobody else uses; a CPU may be anybody's."""
 _GRACE_SECONDS = 5.0
 """For a part that is told to end: `rljob run` ends Ray then."""
-ENDED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What ends the check in good order: the part that runs ends, too, and what it has measured is kept and printed."""
-_INTERRUPTED = 130
 _LOOKS_SECONDS = 0.2
 _received: list[int] = []
 """The signals that came; each of them ends the check."""
@@ -58,40 +56,24 @@ def run(name: str, seconds: float, device: str, cache: Path, python: str = sys.e
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
             )
-        with _guarded(process):
+        with guarded(process):
             try:
                 code = _wait(process, seconds)
             finally:
-                _end(process)
+                end(process, _GRACE_SECONDS)
         took = time.monotonic() - started
-        end = "\n".join(printed.read_text(errors="replace").splitlines()[-25:])
+        tail = "\n".join(printed.read_text(errors="replace").splitlines()[-25:])
         if code is None and _received:
             return PartOutcome(
-                "interrupted", took, read(written), f"a signal ended it after {took:.0f} s; it printed last:\n{end}"
+                "interrupted", took, read(written), f"a signal ended it after {took:.0f} s; it printed last:\n{tail}"
             )
         if code is None:
             return PartOutcome(
-                "killed", took, read(written), f"did not end within {seconds:.0f} s; it printed last:\n{end}"
+                "killed", took, read(written), f"did not end within {seconds:.0f} s; it printed last:\n{tail}"
             )
         if code:
-            return PartOutcome("failed", took, read(written), f"exit code {code}:\n{end}")
+            return PartOutcome("failed", took, read(written), f"exit code {code}:\n{tail}")
         return PartOutcome("measured", took, read(written), "; ".join(read_notes(written)))
-
-
-@contextmanager
-def _guarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Whoever kills the check outright leaves no part that holds the GPU: a shell reads from a pipe that only the check
-    can write to, which ends with it, and then kills the part with what it has started (PR_SET_PDEATHSIG would end the
-    part's first process alone)."""
-    command = ["sh", "-c", f"read -r never; kill -9 -{process.pid}"]
-    guard = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        yield
-    finally:
-        guard.kill()
-        guard.communicate()
 
 
 def _receive(number: int, frame: FrameType | None) -> None:
@@ -112,17 +94,6 @@ def _say(text: str) -> None:
     """Prints where somebody still reads: a terminal that was closed is no reason to lose what is measured."""
     with suppress(OSError):
         print(text, flush=True)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a part's session, politely at first."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def check(names: list[str], device: str, cache: Path, results: Path, seconds: float) -> dict[str, PartOutcome]:
@@ -185,10 +156,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         outcomes = check(chosen(asked.only, asked.device), asked.device, asked.cache, asked.results, asked.seconds)
     except NothingToMeasureError as error:
-        sys.exit(_INTERRUPTED if _received else str(error))
+        sys.exit(INTERRUPTED if _received else str(error))
     _say(f"\n{show(outcomes)}")
     if _received:
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
     # A part that was asked for by name and cannot be measured is a failure, too.
     missed = asked.only and any(outcome.state == "not measured" for outcome in outcomes.values())
     sys.exit(0 if all(outcome.is_fine for outcome in outcomes.values()) and not missed else 1)

@@ -4,23 +4,35 @@
 
 FOLDER holds `Qwen2.5-0.5B-Instruct` and `Qwen3-0.6B` as Hugging Face folders. PPO with examples/gsm8k.yaml, the setting
 of verl's published example, has to end at 56.7 +- 1.5 % of GSM8K's test set. GRPO at Qwen3-0.6B gives tokens/s.
+
+What the two runs print is shown and kept (`RUN.log`) beside their folders, in ~/.cache/rljob/gpu-accept or where --runs
+says. Ctrl-C, SIGTERM or a lost connection ends the run, which saves first, and gives exit code 130. The same command
+goes on: a run from its last checkpoint, and one that has ended on this card and commit is not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import signal
+import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from types import FrameType
 from typing import Any
 
-from benchmarks.environments import ROOT
+from benchmarks.environments import DEFAULT_CACHE, ROOT, peer_environment
+from benchmarks.gpu.baseline import KeptBaseline
+from benchmarks.gpu.ending import ENDED_BY, INTERRUPTED, end, guarded
 from benchmarks.gpu.figures import Figure
 from benchmarks.machine import Hardware
 from benchmarks.measuring import table, write_results
-from benchmarks.rljob_run import rljob_run
+from benchmarks.rljob_run import RLJOB, Run, RunFailedError, read_run
 
 HERE = Path(__file__).parent
 EXAMPLE = ROOT / "examples" / "gsm8k.yaml"
@@ -36,24 +48,115 @@ GRPO: Mapping[str, Any] = {
     "data.maxPromptTokens": 512,
 }
 WARM_UP, STEPS = 2, 12
+_GRACE_SECONDS = 60.0
+"""For a run that is told to end: it saves a checkpoint, within ten seconds where its storage is quick."""
+_LOOKS_SECONDS = 0.2
+_received: list[int] = []
+"""The signals that came."""
 QWEN25, QWEN3 = "Qwen2.5-0.5B-Instruct", "Qwen3-0.6B"
 
 
-def ppo(models: Path, folder: Path) -> Figure:
+class AcceptInterruptedError(Exception):
+    """A signal has ended a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """One run and what is read from it."""
+
+    name: str
+    job: Path
+    model: str
+    settings: Mapping[str, Any]
+    read: Callable[[Run], float]
+    figure: Callable[[float], Figure]
+    steps: int | None = None
+
+    def measure(self, models: Path, runs: Path, commit: str) -> Figure:
+        """Raises ``AcceptInterruptedError``, and ``RunFailedError`` if the run fails."""
+        kept = KeptBaseline(f"accept-{self.name}")
+        value = kept.read(runs)
+        if isinstance(value, str):
+            value = self.read(self._run(models, runs / f"{self.name}-{commit}"))
+            kept.keep(runs, value)
+        else:
+            print(f"{self.name} has been run on this card and commit", flush=True)
+        return self.figure(value)
+
+    def _run(self, models: Path, folder: Path) -> Run:
+        command = [str(RLJOB), "run", str(self.job), "--output", str(folder), "--resume", "auto"]
+        if self.steps is not None:
+            command.append(f"--steps={self.steps}")
+        settings = {"model.source": models / self.model, **self.settings}
+        command += [f"--set={path}={value}" for path, value in settings.items()]
+        log = folder.with_name(f"{folder.name}.log")
+        print(f"{self.name}: {folder}, and what it prints in {log}", flush=True)
+        code = _watched(command, log)
+        if code:
+            raise RunFailedError(f"{self.name} ended with exit code {code}: see {log}")
+        return read_run(folder)
+
+
+def _watched(command: list[str], log: Path) -> int:
+    """The exit code of a run whose lines are shown and appended to ``log``. It ends with this process, and when that is
+    told to. Raises ``AcceptInterruptedError``."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=peer_environment(4),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+    def copy() -> None:
+        assert process.stdout is not None
+        with log.open("ab") as kept:
+            for line in process.stdout:
+                kept.write(line)
+                kept.flush()
+                with suppress(OSError):  # a terminal that was closed
+                    sys.stdout.buffer.write(line)
+                    sys.stdout.flush()
+
+    copying = threading.Thread(target=copy, daemon=True)
+    copying.start()
+    with guarded(process):
+        try:
+            while not _received and process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOKS_SECONDS)
+        finally:
+            end(process, _GRACE_SECONDS)
+    copying.join(_LOOKS_SECONDS)
+    if _received:
+        raise AcceptInterruptedError
+    return process.returncode
+
+
+def _score(run: Run) -> float:
     """The last validation on GSM8K's test set."""
-    settings = {"model.source": models / QWEN25, **PPO}
-    run = rljob_run(EXAMPLE, folder / "ppo", threads=4, settings=settings)
-    score = run.column("validation/gsm8k-test/mean@1")[-1]
+    return run.column("validation/gsm8k-test/mean@1")[-1]
+
+
+def _rate(run: Run) -> float:
+    """Tokens (prompts and responses) a second of the whole step."""
+    return median(run.column("throughput/tokens_per_second")[WARM_UP:])
+
+
+def _compared(score: float) -> Figure:
     met = abs(score - PUBLISHED) <= SPREAD
     return Figure("PPO on GSM8K, share of the test set", score, "", f"{PUBLISHED} +- {SPREAD}", met)
 
 
-def grpo(models: Path, folder: Path) -> Figure:
-    """Tokens (prompts and responses) a second of the whole step."""
-    settings = {"model.source": models / QWEN3, **GRPO}
-    run = rljob_run(HERE / "job.yaml", folder / "grpo", steps=STEPS, threads=4, settings=settings)
-    rates = run.column("throughput/tokens_per_second")[WARM_UP:]
-    return Figure("GRPO at Qwen3-0.6B", median(rates), "tokens/s")
+def _told(rate: float) -> Figure:
+    return Figure("GRPO at Qwen3-0.6B", rate, "tokens/s")
+
+
+ACCEPTANCES = (
+    Acceptance("grpo", HERE / "job.yaml", QWEN3, GRPO, _rate, _told, STEPS),
+    Acceptance("ppo", EXAMPLE, QWEN25, PPO, _score, _compared),
+)
 
 
 def lacking(models: Path) -> list[str]:
@@ -65,21 +168,45 @@ def lacking(models: Path) -> list[str]:
     ]
 
 
-def main() -> None:
+def _forget(runs: Path, commit: str) -> None:
+    for each in ACCEPTANCES:
+        shutil.rmtree(runs / f"{each.name}-{commit}", ignore_errors=True)
+        (runs / f"accept-{each.name}.json").unlink(missing_ok=True)
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    _received.append(number)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, required=True, help="the folder with both models")
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    asked = parser.parse_args()
-    models = asked.models.resolve()
+    parser.add_argument("--runs", type=Path, default=DEFAULT_CACHE / "gpu-accept", help="where runs are kept")
+    parser.add_argument("--anew", action="store_true", help="forget what has been run at this commit")
+    asked = parser.parse_args(arguments)
+    models, runs = asked.models.resolve(), asked.runs.resolve()
     if lacks := lacking(models):
         sys.exit(f"{'; '.join(lacks)}: download both models from their hub into this folder, each under its name")
+    runs.mkdir(parents=True, exist_ok=True)
     machine, figures = Hardware.here(), list[Figure]()
-    with tempfile.TemporaryDirectory() as folder:
-        for measure in (grpo, ppo):
-            figures.append(measure(models, Path(folder)))
-            rows = [[f.name, f"{f.value:.4g} {f.unit}".rstrip(), f.goal, {True: "yes", False: "**no**"}.get(f.met, "")]  # type: ignore[arg-type]
-                    for f in figures]  # fmt: skip
-            write_results(asked.results, "accept", machine, figures, table(["figure", "value", "goal", "met"], rows))
+    if asked.anew:
+        _forget(runs, machine.commit)
+    for each in ENDED_BY:
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup asks for
+            signal.signal(each, _receive)
+    for acceptance in ACCEPTANCES:
+        try:
+            figures.append(acceptance.measure(models, runs, machine.commit))
+        except RunFailedError as error:
+            sys.exit(str(error))
+        except AcceptInterruptedError:
+            with suppress(OSError):
+                print(f"{acceptance.name} was interrupted; the same command goes on", flush=True)
+            sys.exit(INTERRUPTED)
+        rows = [[f.name, f"{f.value:.4g} {f.unit}".rstrip(), f.goal, {True: "yes", False: "**no**"}.get(f.met, "")]  # type: ignore[arg-type]
+                for f in figures]  # fmt: skip
+        write_results(asked.results, "accept", machine, figures, table(["figure", "value", "goal", "met"], rows))
     sys.exit(0 if all(figure.met is not False for figure in figures) else 1)
 
 

@@ -417,3 +417,81 @@ def test_a_run_that_hangs_has_printed_where_it_is_and_keeps_its_folder(tmp_path:
     assert printed == [f"the run is in {run}", asked, "step 1 of 4"]
     assert still_runs
     assert (run / "metrics.jsonl").read_text() == "row\n"
+
+
+ACCEPT = """
+import functools, signal, sys
+from pathlib import Path
+from benchmarks.gpu import accept
+from benchmarks.gpu.baseline import KeptBaseline
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+accept.RLJOB = Path(sys.argv[1])
+accept.main(sys.argv[2:])
+"""
+RUN = """#!/bin/sh
+# Stands in for rljob: run JOB --output DIR --resume auto ...
+mkdir -p "$4"; echo "$$ $(basename $4) with $5 $6 $7"
+case $4 in
+*/grpo-*) row='{"step": %d, "throughput/tokens_per_second": %d}'; printf "$row\\n" 1 5 2 5 3 70 > $4/metrics.jsonl ;;
+*/ppo-*)
+    if [ ! -e $4/checkpoint ]; then
+        sleep 600 & trap 'echo saved; touch $4/checkpoint; exit 143' TERM; echo step 1; wait
+    fi
+    echo "goes on"; echo '{"step": 9, "validation/gsm8k-test/mean@1": 0.571}' > $4/metrics.jsonl ;;
+esac
+echo '{}' > $4/summary.json
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_what_is_accepted_is_shown_as_it_goes_kept_when_it_is_interrupted_and_gone_on_with(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    rljob, models, runs = tmp_path / "rljob", tmp_path / "models", tmp_path / "runs"
+    rljob.write_text(RUN)
+    rljob.chmod(0o755)
+    for name in (accept.QWEN25, accept.QWEN3):
+        (models / name).mkdir(parents=True)
+        (models / name / "config.json").write_text("{}")
+    asked = ["--models", models, "--runs", runs, "--results", tmp_path / "results"]
+    command_line = [sys.executable, "-c", ACCEPT, *map(str, [rljob, *asked])]
+    environment = {**os.environ, "PYTHONPATH": command.IMPORTABLE}
+
+    def begin(*more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*command_line, *more], cwd=command.ROOT, env=environment, stdout=subprocess.PIPE, text=True
+        )
+
+    with begin() as first:
+        assert first.stdout is not None
+        shown = []
+        while "step 1\n" not in shown:
+            shown.append(first.stdout.readline())
+            assert shown[-1], shown
+        first.send_signal(number)
+        rest = first.communicate(timeout=60)[0]
+    assert first.returncode == 130
+    assert rest.splitlines() == ["saved", "ppo was interrupted; the same command goes on"]
+    started = next(line for line in shown if " with --resume auto" in line and " ppo-" in line)
+    assert not psutil.pid_exists(int(started.split()[0]))
+    (log,) = runs.glob("ppo-*.log")
+    assert log.read_text() == f"{started}step 1\nsaved\n"
+    assert "| GRPO at Qwen3-0.6B | 70 tokens/s |" in (tmp_path / "results" / "accept.md").read_text()
+
+    with begin() as second:
+        again = second.communicate(timeout=60)[0]
+    assert second.returncode == 0
+    assert "grpo has been run on this card and commit" in again
+    assert "goes on\n" in again
+    assert log.read_text().endswith("goes on\n")
+    assert "| PPO on GSM8K, share of the test set | 0.571 | 0.567 +- 0.015 | yes |" in again
+    with begin("--anew") as third:
+        assert third.stdout is not None
+        while (line := third.stdout.readline()) != "step 1\n":
+            assert line
+            assert "has been run" not in line
+        third.kill()
+    # Killed outright, it leaves no run that holds the GPU.
+    left = int(log.read_text().splitlines()[-2].split()[0])
+    wait_for_the_end_of([psutil.Process(left)] if psutil.pid_exists(left) else [])
