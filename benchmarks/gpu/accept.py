@@ -51,6 +51,8 @@ WARM_UP, STEPS = 2, 12
 _GRACE_SECONDS = 60.0
 """For a run that is told to end: it saves a checkpoint, within ten seconds where its storage is quick."""
 _LOOKS_SECONDS = 0.2
+_LAST_LINES_SECONDS = 10.0
+"""For what is still in the pipe, which somebody that has left the run's session may hold open for ever."""
 _received: list[int] = []
 """The signals that came."""
 QWEN25, QWEN3 = "Qwen2.5-0.5B-Instruct", "Qwen3-0.6B"
@@ -120,15 +122,15 @@ def _watched(command: list[str], log: Path) -> int:
                     sys.stdout.flush()
 
     copying = threading.Thread(target=copy, daemon=True)
-    copying.start()
     with guarded(process):
+        copying.start()
         try:
             while not _received and process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOKS_SECONDS)
         finally:
             end(process, _GRACE_SECONDS)
-    copying.join(_LOOKS_SECONDS)
+    copying.join(_LAST_LINES_SECONDS)
     if _received:
         raise AcceptInterruptedError
     return process.returncode
