@@ -75,7 +75,8 @@ def test_an_agent_is_trained_through_openais_client(runner: Runner) -> None:
     """The example, whose minutes until it has learned are not for every run of the tests; in all pipelines agents are
     killed below."""
     output = runner.folder / "output"
-    settings = ["pipeline.mode=fullyAsync", "data.validation[0].limit=8", "batch.miniBatchGroups=4", "batch.groups=null"]
+    settings = ["pipeline.mode=fullyAsync", "data.validation[0].limit=8"]
+    settings += ["batch.miniBatchGroups=4", "batch.groups=null"]
     arguments = [part for setting in settings for part in ("--set", setting)]
     runner.run("run", AGENT, "--output", output, "--steps", "3", *arguments)
     steps = metrics_of(output)
