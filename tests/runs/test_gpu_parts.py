@@ -87,6 +87,7 @@ def test_the_parts_that_want_torch_alone_run_with_what_is_carried_beside_it_and_
         figures(outcomes["compile"])[f"compile: programs for {what}"] for what in ("a gradient", "gradients and scores")
     )
     assert 0 < with_gradients < all_programs <= 12
+    assert figures(outcomes["compile"])["compile: first pass against scores, compiled, largest difference"] == 0
     written = json.loads((tmp_path / "gpu_on_cpu.json").read_text())["results"]
     assert list(written) == names
 
