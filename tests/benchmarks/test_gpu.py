@@ -422,7 +422,7 @@ def test_a_run_that_hangs_has_printed_where_it_is_and_keeps_its_folder(tmp_path:
 
 def test_what_the_page_carries_into_a_pod_is_all_that_a_part_there_needs(tmp_path: Path) -> None:
     page = (command.ROOT / "docs" / "real-cluster.md").read_text()
-    (carried,) = re.findall(r"^(git archive HEAD .*) \\| kubectl exec -i gpu-check -- tar -x$", page, re.MULTILINE)
+    (carried,) = re.findall(r"^(git archive HEAD .*) \| kubectl exec -i gpu-check -- tar -x$", page, re.MULTILINE)
     pod = tmp_path / "pod"
     pod.mkdir()
     archive = subprocess.run(carried.split(), cwd=command.ROOT, check=True, capture_output=True).stdout
