@@ -436,12 +436,13 @@ def _flash(
         key, value = varlen.gather(key), varlen.gather(value)
     tokens = query.shape[0]
     query, key, value = (x.view(x.shape[0], -1, dim) for x in (query, key, value))
+    kernel: Callable[..., Any] = varlen_attn
     times, grouped = query.shape[1] // key.shape[1], dict[str, bool]()
     if times > 1 and "enable_gqa" in signature(varlen_attn).parameters:
         grouped = {"enable_gqa": True}
     elif times > 1:  # torch 2.11
         key, value = (x.repeat_interleave(times, 1) for x in (key, value))
-    out = varlen_attn(
+    out = kernel(
         query,
         key,
         value,
