@@ -18,7 +18,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-import yaml
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import accept, engine, learner, outcomes, own_process, part, parts, processes, publication, step
 from benchmarks.gpu.baseline import KeptBaseline
@@ -418,37 +417,6 @@ def test_a_run_that_hangs_has_printed_where_it_is_and_keeps_its_folder(tmp_path:
     assert printed == [f"the run is in {run}", asked, "step 1 of 4"]
     assert still_runs
     assert (run / "metrics.jsonl").read_text() == "row\n"
-
-
-def test_what_the_page_carries_into_a_pod_is_all_that_a_part_there_needs(tmp_path: Path) -> None:
-    page = (command.ROOT / "docs" / "real-cluster.md").read_text()
-    (carried,) = re.findall(r"^(git archive HEAD .*) \| kubectl exec -i gpu-check -- tar -x$", page, re.MULTILINE)
-    pod = tmp_path / "pod"
-    pod.mkdir()
-    archive = subprocess.run(carried.split(), cwd=command.ROOT, check=True, capture_output=True).stdout
-    subprocess.run(["tar", "-x"], cwd=pod, input=archive, check=True)
-    check = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--only", "killed"]
-    # As the image has the project installed, this environment has; from elsewhere it must import nothing.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HOME": str(tmp_path)}
-    done = subprocess.run(check, cwd=pod, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (
-        "| from the engine's death to the learner's error (gloo) | killed |"
-        in (pod / "benchmarks" / "gpu" / "results" / "gpu_on_cpu.md").read_text()
-    )
-
-
-def test_the_pod_of_the_check_is_admitted_where_jobs_are_and_has_a_gpu() -> None:
-    """By the rules of Kubernetes' `restricted` level (pod-security-standards)."""
-    pod = yaml.safe_load((command.ROOT / "examples" / "cluster" / "gpu-check.yaml").read_text())["spec"]
-    (container,) = pod["containers"]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
-    # NCCL and what is handed over between processes need more than the 64 MB of a container.
-    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/check", "/dev/shm"}
-    assert container["workingDir"] == "/check"
 
 
 ACCEPT = """
