@@ -17,8 +17,8 @@ from rljob_api.status import (
     LastCheckpoint,
     Pools,
     ReplicaStatus,
-    RewardModelStatus,
     RolloutStatus,
+    ScoringPoolStatus,
     TrainerStatus,
 )
 from rljob_operator import actions as do
@@ -456,7 +456,7 @@ class World:
             pools=Pools(
                 rollout=RolloutStatus(desired=len(engines), ready=len(engines), engines=engines),
                 trainer=TrainerStatus(desired=1, ready=1),
-                reward_model=RewardModelStatus(desired=len(scorers), ready=len(scorers), replicas=scorers)
+                reward_model=ScoringPoolStatus(desired=len(scorers), ready=len(scorers), replicas=scorers)
                 if "rewardModel" in self.spec
                 else None,
             ),

@@ -26,9 +26,9 @@ from rljob_api.status import (
     LastCheckpoint,
     Pools,
     ReplicaStatus,
-    RewardModelStatus,
     RolloutStatus,
     Scores,
+    ScoringPoolStatus,
     TrainerStatus,
 )
 from rljob_operator import names
@@ -259,7 +259,7 @@ class FakeHeads:
             pools=Pools(
                 rollout=RolloutStatus(desired=len(engines), ready=len(engines), engines=engines),
                 trainer=TrainerStatus(desired=1, ready=1),
-                reward_model=RewardModelStatus(desired=len(scorers), ready=len(scorers), replicas=scorers)
+                reward_model=ScoringPoolStatus(desired=len(scorers), ready=len(scorers), replicas=scorers)
                 if driver.scorers
                 else None,
             ),

@@ -1,0 +1,73 @@
+"""A small judge with weights made by hand, what transformers says that it answers, and questions for it.
+
+It answers any question with one digit, which depends on all of the question, and then ends: component 0 of what passes
+through its layers is kept for "a digit was the last token", and only that makes the end likely.
+"""
+
+from __future__ import annotations
+
+import string
+from functools import cache
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from rljob_trainer.models.tokenizer import character_tokenizer
+
+CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
+CONTEXT = 640
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+_BIG = 40.0
+
+
+def made(folder: Path, *, seed: int = 0, template: str | None = TEMPLATE) -> Path:
+    """Writes the model's folder."""
+    tokenizer = character_tokenizer(CHARACTERS, CONTEXT)
+    tokenizer.chat_template = template
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.5,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    digits = tokenizer.convert_tokens_to_ids(list(string.digits))
+    with torch.no_grad():
+        embedded, out = model.model.embed_tokens.weight, model.lm_head.weight
+        embedded[:, 0] = 0
+        embedded[digits, 0] = _BIG
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0
+            layer.mlp.down_proj.weight[0] = 0
+        scores = torch.randn(len(digits), config.hidden_size)
+        scores[:, 0] = 0
+        out.zero_()
+        out[digits] = scores
+        out[tokenizer.eos_token_id, 0] = _BIG
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@cache
+def transformers_own(folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def answer_alone(folder: Path, text: str) -> str:
+    """What transformers says that the model answers to a rendered question, greedily."""
+    model = transformers_own(folder)
+    tokenizer = character_tokenizer(CHARACTERS, CONTEXT)
+    ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+    with torch.no_grad():
+        made_ids = model.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :]
+    return str(tokenizer.decode(made_ids, skip_special_tokens=True))
