@@ -18,7 +18,8 @@ from rljob_trainer.models.tokenizer import character_tokenizer
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 CONTEXT = 640
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-_BIG = 40.0
+_MARK, _END = 3.0, 1e5
+"""Of a digit in component 0, and the weight of that for the end."""
 
 
 def made(folder: Path, *, seed: int = 0, template: str | None = TEMPLATE) -> Path:
@@ -32,7 +33,7 @@ def made(folder: Path, *, seed: int = 0, template: str | None = TEMPLATE) -> Pat
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=CONTEXT,
-        initializer_range=0.5,
+        initializer_range=1.0,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -44,7 +45,7 @@ def made(folder: Path, *, seed: int = 0, template: str | None = TEMPLATE) -> Pat
     with torch.no_grad():
         embedded, out = model.model.embed_tokens.weight, model.lm_head.weight
         embedded[:, 0] = 0
-        embedded[digits, 0] = _BIG
+        embedded[digits, 0] = _MARK
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight[0] = 0
             layer.mlp.down_proj.weight[0] = 0
@@ -52,7 +53,7 @@ def made(folder: Path, *, seed: int = 0, template: str | None = TEMPLATE) -> Pat
         scores[:, 0] = 0
         out.zero_()
         out[digits] = scores
-        out[tokenizer.eos_token_id, 0] = _BIG
+        out[tokenizer.eos_token_id, 0] = _END
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

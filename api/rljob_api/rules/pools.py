@@ -191,9 +191,7 @@ def engine_args_leave_ours_alone(job: Job) -> Iterator[Violation]:
     for path, pool in job.engines:
         for name in pool.engine_args:
             if name in SET_BY_RLJOB:
-                instead = (
-                    SET_BY_RLJOB[name] if path == "spec.rollout" else "remove it; spec.judge has the field, if any"
-                )
+                instead = SET_BY_RLJOB[name] if path == "spec.rollout" else "remove it; see spec.judge"
                 yield Violation(f"{path}.engineArgs.{name}", "is set by rljob itself", instead or "remove it")
 
 
