@@ -75,7 +75,7 @@ def lines(status: DriverStatus, now: datetime) -> Iterator[str]:
     yield status.doing
     if status.end is None:
         yield from (_engine(engine) for engine in status.pools.rollout.engines)
-        for what, pool in (("reward model", status.pools.reward_model), ("judge", status.pools.judge)):
+        for what, pool in (("reward model", status.pools.reward_model), ("engine", status.pools.judge)):
             yield from (_scorer(what, replica) for replica in (() if pool is None else pool.replicas))
         for wait in status.beside:
             yield f"{wait.who} waits for {wait.reason} ({duration((status.time - wait.since).total_seconds())} so far)"
