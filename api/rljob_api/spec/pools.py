@@ -10,6 +10,7 @@ from pydantic import Field
 from rljob_api.spec.base import (
     IN_MODULE,
     LIVE,
+    NEVER,
     SUSPENDED,
     EnvMap,
     Fallback,
@@ -208,7 +209,7 @@ class JudgeModel(SpecModel):
 class JudgePool(SpecModel):
     """The pool of engines that serves the judges of reward.functions without a baseUrl."""
 
-    model: JudgeModel = Field(description="Which model judges.")
+    model: Annotated[JudgeModel, NEVER] = Field(description="Which model judges.")
     engine: Engine = Field(default="vllm", description="vllm, or torch for small models and CPUs.")
     replicas: Annotated[int, LIVE] = Field(
         default=1, ge=1, le=4096, description="Number of engines; training goes on while one is there."
