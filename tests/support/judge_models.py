@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from rljob_trainer.models.tokenizer import character_tokenizer
 
@@ -64,11 +64,20 @@ def transformers_own(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
+@cache
+def _tokenizer() -> PreTrainedTokenizerFast:
+    return character_tokenizer(CHARACTERS, CONTEXT)
+
+
 def answer_alone(folder: Path, text: str) -> str:
-    """What transformers says that the model answers to a rendered question, greedily."""
-    model = transformers_own(folder)
-    tokenizer = character_tokenizer(CHARACTERS, CONTEXT)
+    """What transformers says that the model answers to a rendered question, greedily, within eight tokens."""
+    model, tokenizer = transformers_own(folder), _tokenizer()
     ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+    said: list[int] = []
+    cached = None
     with torch.no_grad():
-        made_ids = model.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :]
-    return str(tokenizer.decode(made_ids, skip_special_tokens=True))
+        while len(said) < 8 and (not said or said[-1] != tokenizer.eos_token_id):
+            told = model(input_ids=ids, past_key_values=cached, use_cache=True)
+            cached, ids = told.past_key_values, told.logits[:, -1:].argmax(-1)
+            said.append(int(ids))
+    return str(tokenizer.decode(said, skip_special_tokens=True))

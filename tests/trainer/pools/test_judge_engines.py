@@ -247,7 +247,10 @@ async def test_answers_are_remembered_as_those_of_one_model(folder: Path, tmp_pa
 async def test_a_warm_judge_says_the_same_when_it_is_asked_the_same_again(folder: Path) -> None:
     said = []
     for _ in range(2):
-        async with Stage(folder).opened(1) as engines, asked(engines, cache=False, temperature=2.0) as pool:
+        async with (
+            Stage(folder).opened(1) as engines,
+            asked(engines, cache=False, temperature=1.0, attempts=10) as pool,
+        ):
             said.append([result.score for result in await pool.score_responses(responses(20))])
     assert said[0] == said[1] != pytest.approx(scores_alone(folder, 20))
 

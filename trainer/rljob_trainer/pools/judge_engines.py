@@ -263,7 +263,7 @@ class JudgeAsker:
     async def open(self) -> None:
         self._served = await self._engines.open()
         files = self._served.files
-        self.name, self.model = f"the judge {files.source} of spec.judge", f"{files.source} {files.version}"
+        self.name, self.model = f"the judge {files.source} of spec.judge", files.version
 
     async def close(self) -> None:
         """The engines are others' to close."""
