@@ -1,5 +1,5 @@
-"""A judge on the job's own engines, on a real Ray cluster that has a node for each pod: it grows, loses an engine with
-questions in hand, and shrinks. No sample has a score that is not the judge's."""
+"""A judge on the job's own engines, on a real Ray cluster that has a node for each pod: it loses an engine with
+questions in hand, has another one in its place, and shrinks. No sample has a score that is not the judge's."""
 
 from __future__ import annotations
 
@@ -57,11 +57,13 @@ def assert_scores_are_the_judges(output: Path, model: Path) -> int:
     return len(rows)
 
 
-def test_a_judge_grows_loses_an_engine_and_shrinks_while_training_goes_on(runner: Runner) -> None:
+def test_a_judge_loses_an_engine_and_shrinks_while_training_goes_on(runner: Runner) -> None:
     model = made(runner.folder / "mnt" / "claim" / "judge", seed=2)
     with ray_nodes() as nodes:
-        for pod, role in (("trainer-a", cluster.TRAINER), ("rollout-a", cluster.ROLLOUT), ("judge-a", cluster.JUDGE)):
+        for pod, role in (("trainer-a", cluster.TRAINER), ("rollout-a", cluster.ROLLOUT)):
             nodes.add(pod, role)
+        for pod in ("judge-a", "judge-b"):
+            nodes.add(pod, cluster.JUDGE)
         attempts = Attempts(
             runner,
             nodes,
@@ -69,7 +71,7 @@ def test_a_judge_grows_loses_an_engine_and_shrinks_while_training_goes_on(runner
             pipeline={"mode": "fullyAsync", "staleness": {"maxAge": 2}, "partialRollout": "recompute"},
             batch={"samplesPerPrompt": 4, "miniBatchGroups": 4},
             reward=REWARD,
-            judge={"model": {"source": "pvc://claim/judge"}, "engine": "torch", "replicas": 1},
+            judge={"model": {"source": "pvc://claim/judge"}, "engine": "torch", "replicas": 2},
             validation={"atStart": False},
             logging={"tensorboard": False, "samplesEvery": 1, "samplesPerWrite": 10_000},
             stop={"steps": 100_000},
@@ -78,12 +80,7 @@ def test_a_judge_grows_loses_an_engine_and_shrinks_while_training_goes_on(runner
         client, output = attempts.client, attempts.output
         run = attempts.start(attempt=1, generation=1)
         wait_for(client.answers, run)
-        wait_for(lambda: client.status().step >= 2, run)
-        assert set(judging(client)) == {"judge-a"}
-
-        client.tell(generation=2, attempt=1, judge_replicas=2)
-        nodes.add("judge-b", cluster.JUDGE)
-        wait_for(lambda: set(judging(client)) == {"judge-a", "judge-b"}, run)
+        wait_for(lambda: client.status().step >= 1 and set(judging(client)) == {"judge-a", "judge-b"}, run)
 
         # Both stand still, with questions in hand, and that is told; one of them dies with its questions.
         pods = {pod: nodes.workers(pod) for pod in ("judge-a", "judge-b")}
@@ -101,7 +98,7 @@ def test_a_judge_grows_loses_an_engine_and_shrinks_while_training_goes_on(runner
         step = client.status().step
         wait_for(lambda: client.status().step >= step + 2 and len(judging(client)) == 2, run)
 
-        client.tell(generation=3, attempt=1, judge_replicas=1)
+        client.tell(generation=2, attempt=1, judge_replicas=1)
         wait_for(lambda: any(engine.safe_to_delete for engine in pool_of(client).replicas), run)
         (drained,) = (engine.pod for engine in pool_of(client).replicas if engine.safe_to_delete)
         assert drained is not None
@@ -110,7 +107,7 @@ def test_a_judge_grows_loses_an_engine_and_shrinks_while_training_goes_on(runner
         step = client.status().step
         wait_for(lambda: client.status().step >= step + 2, run)
 
-        client.tell(generation=4, attempt=1, suspend=True)
+        client.tell(generation=3, attempt=1, suspend=True)
         printed, _ = run.communicate(timeout=120)
         assert run.returncode == 75, printed
     steps = metrics_of(output)
