@@ -67,7 +67,7 @@ def judges_of(spec: ResolvedSpec, base: Path, waits: Waits, *, by_role: bool = F
         return await RayEngine.start(name, built, seconds=seconds, **options)
 
     supply = EngineSupply(
-        load=lambda: served_judge(pool, base),
+        load=lambda: served_judge(pool, base.resolve()),
         start=start,
         in_hand=in_hand(max_concurrent(pool)),
         patience_seconds=seconds,
