@@ -19,6 +19,7 @@ from rljob_trainer.models.fixed import fixed_model
 from rljob_trainer.models.tokenizer import character_tokenizer
 from rljob_trainer.models.version import version_of
 from rljob_trainer.rewards.frames import Ready, frame
+from rljob_trainer.rewards.reward_model.replica import ScorerLostError
 from rljob_trainer.rewards.reward_model.reward_model import row_of
 from rljob_trainer.rewards.reward_model.scorer import Scorer, ScorerSettings
 
@@ -166,6 +167,22 @@ async def test_a_process_goes_on_after_a_row_on_which_the_model_raises(tmp_path:
     assert results[1].error is not None
     assert "IndexError: index out of range" in results[1].error
     assert "memory" not in results[1].error
+
+
+def test_a_device_that_is_lost_is_no_fault_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA's errors are that stay: each later call raises too."""
+    ours = scorer(made(tmp_path / "model"))
+    row = [{"role": "user", "content": "abc"}]
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(ours._model, "forward", lost)
+    with pytest.raises(torch.AcceleratorError):
+        ours.scores([row])
+    monkeypatch.setattr(torch, "ones", lost)
+    with pytest.raises(ScorerLostError, match=r"computes no more since .*device-side assert"):
+        ours.scores([row])
 
 
 async def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path: Path, stand_in: Path) -> None:

@@ -322,12 +322,14 @@ class Scorers:
         await self._end(life)
 
     async def _end(self, life: _Life) -> None:
-        if life.replica is not None:
-            await life.replica.kill()
-        self._lives.pop(life.name, None)
-        if life.state == "serving" and not self._serving():
-            self._nobody_since = time.monotonic()
-        self._changed.set()
+        try:
+            if life.replica is not None:
+                await life.replica.kill()
+        finally:
+            self._lives.pop(life.name, None)
+            if life.state == "serving" and not self._serving():
+                self._nobody_since = time.monotonic()
+            self._changed.set()
 
     def _gone(self, life: _Life) -> None:
         """Remembers where a replica was, unless another one is there too."""
