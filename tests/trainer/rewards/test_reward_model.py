@@ -14,15 +14,14 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from rljob_api.spec.reward_model import RewardModelSpec
 from rljob_trainer.errors import JobFileError, RewardWorkerError
+from rljob_trainer.models.fixed import fixed_model
 from rljob_trainer.models.tokenizer import character_tokenizer
+from rljob_trainer.models.version import version_of
 from rljob_trainer.rewards.frames import Ready, frame
 from rljob_trainer.rewards.reward_model.replica import ScorerLostError
 from rljob_trainer.rewards.reward_model.reward_model import row_of
 from rljob_trainer.rewards.reward_model.scorer import Scorer, ScorerSettings
-from rljob_trainer.rewards.reward_model.served import folder_of, found
-from rljob_trainer.rewards.reward_model.version import version_of
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +202,8 @@ async def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path: Path, s
 
 def test_a_node_with_other_files_than_the_drivers_scores_nothing(tmp_path: Path) -> None:
     folder = made(tmp_path / "model")
-    model = found("m", "field", RewardModelSpec(source="model"), tmp_path)
-    assert folder_of(model) == folder
+    model = fixed_model("field", "model", None, tmp_path)
+    assert model.folder() == folder
     made(folder, seed=1)
     with pytest.raises(JobFileError, match=f"field: .* is another model on this node .* [(]{model.version}[)]"):
-        folder_of(model)
+        model.folder()

@@ -17,7 +17,7 @@ import torch
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.tokenizer import load_tokenizer
 from rljob_trainer.rewards.reward_model.replica import ScorerLostError
-from rljob_trainer.rewards.reward_model.served import ServedModel, folder_of
+from rljob_trainer.rewards.reward_model.served import ServedModel
 from rljob_trainer.rewards.verdicts import described_error
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -45,9 +45,9 @@ class ScorerSettings:
 
 def settings_of(model: ServedModel, device: str) -> ScorerSettings:
     """Where the model is on this node, and how it is computed. Raises ``JobFileError`` when it is not there."""
-    spec = model.spec
+    spec, files = model.spec, model.files
     return ScorerSettings(
-        folder_of(model), model.field, spec.dtype, spec.batch_tokens, spec.max_length, spec.trust_remote_code, device
+        files.folder(), files.field, spec.dtype, spec.batch_tokens, spec.max_length, spec.trust_remote_code, device
     )
 
 
