@@ -48,6 +48,12 @@ def test_a_job_s_own_argument_wins() -> None:
     assert arguments_of("cuda", {"max_num_batched_tokens": 16384}).max_num_batched_tokens == 16384
 
 
+@pytest.mark.parametrize(("tensor", "expected"), [(1, None), (2, "mp")])
+def test_workers_of_several_gpus_are_processes_of_the_engine_and_not_of_ray(tensor: int, expected: str | None) -> None:
+    """vLLM would choose Ray's in a placement group, which has no GPU left for them."""
+    assert arguments_of("cuda", tensor_parallel=tensor).distributed_executor_backend == expected
+
+
 def test_on_a_cpu_vllm_chooses() -> None:
     assert arguments_of("cpu").max_num_batched_tokens is None
 
