@@ -31,9 +31,17 @@ def _deepen(worker: Any) -> None:
     core.under_way_when_paused = []
     pause = core.scheduler.set_pause_state
 
+    def under_way() -> int:
+        return sum(batch.total_num_scheduled_tokens for _, batch, _ in core.batch_queue)
+
     def noted(state: PauseState) -> None:
         if state == PauseState.PAUSED_ALL:
-            core.under_way_when_paused.append(sum(batch.total_num_scheduled_tokens for _, batch, _ in core.batch_queue))
+            # The pause may have come between two batches: it comes one step later then.
+            for _ in range(4):
+                if under_way():
+                    break
+                core._process_engine_step()
+            core.under_way_when_paused.append(under_way())
         pause(state)
 
     core.scheduler.set_pause_state = noted

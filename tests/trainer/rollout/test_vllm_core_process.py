@@ -188,9 +188,8 @@ def test_a_batch_that_is_under_way_when_weights_come_belongs_to_the_weights_that
     results: dict[str, Tokens] = {}
     while len(results) < 3:
         results |= {result.id.purpose: result.tokens for result in loop.collect(SECONDS)}
-    # Computing takes nearly all of the time, so that a pause is heard behind a batch whose tokens are not taken in yet.
     assert len(under_way) == 3
-    assert max(under_way) > 0
+    assert min(under_way) > 0
     for tokens in results.values():
         begins = [int(np.searchsorted(tokens.versions, FIRST + number)) for number in range(4)]
         assert begins[0] == 0 < begins[1] < begins[2] < begins[3] < 40
