@@ -14,6 +14,7 @@ import yaml
 from rljob_api import check, resolve
 from rljob_api.memory import ModelShape, UnknownShapeError, bytes_of, known_shape, parts, plan_memory, untold
 from rljob_api.memory.accelerators import product_memory
+from rljob_api.memory.adapter import AdapterShape
 from rljob_api.memory.engine import EngineGpu
 from rljob_api.memory.known import known_models
 from rljob_api.memory.plan import MemoryPlan, changes, devices, plan_inputs
@@ -24,6 +25,8 @@ from rljob_api.spec.model import RandomModel
 
 GIB = 1 << 30
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
+SMALL = "Qwen/Qwen2.5-0.5B-Instruct"
+SHARE = {"gpu_memory_utilization": 0.6}
 
 # As the pages of the models on huggingface.co say ("Model size", by their safetensors; without output matrices that are
 # only stored twice).
@@ -248,6 +251,62 @@ def test_what_waits_in_host_memory_is_not_on_the_gpu() -> None:
     assert parts.REFERENCE not in moments["actor: layer backward"]
 
 
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+def with_adapter(source: str = QWEN, **changed: Any) -> ResolvedJob:
+    lora = {"source": source, "lora": {"rank": 16, "alpha": 16, **changed.pop("lora", {})}}
+    return job(model=lora, trainer={"gpusPerReplica": 1, "microBatchTokens": 4096}, **changed)
+
+
+def test_grpo_with_an_adapter_of_a_small_model_fits_on_one_card_of_24_gb_and_all_of_7b_does_not() -> None:
+    shared = {"placement": "colocated", "rollout": {"replicas": None, "gpusPerReplica": 0, "engineArgs": SHARE}}
+    lora = job(model={"source": SMALL, "lora": {"rank": 32}}, trainer={"gpusPerReplica": 1}, **shared)
+    card = product_memory("NVIDIA GeForce RTX 4090")
+    assert card is not None
+    assert plan(lora, card).fits
+    assert not plan(job(trainer={"gpusPerReplica": 1}, **shared), card).fits
+
+
+def test_beside_an_adapter_the_model_is_there_once_without_masters_moments_and_a_reference() -> None:
+    """For each number of the model two bytes, for each of the adapter's 4 and two moments of 4."""
+    kl = {"preset": "grpo", "kl": {"inLoss": {"coefficient": 0.001}}}
+    rank = plan(with_adapter(algorithm=kl), 80 * GIB).inputs.rank()
+    # As peft says of all linear layers at rank 16: "trainable params: 40,370,176".
+    assert rank.at_rest() == {
+        parts.FROZEN: 2 * PUBLISHED["Qwen/Qwen2.5-7B"],
+        parts.MASTERS: 4 * 40_370_176,
+        parts.OPTIMIZER: 8 * 40_370_176,
+        parts.REFERENCE: 0,
+    }
+    assert len(list(rank.all())) == len({moment.name for moment in rank.all()}) == 4
+
+
+def test_an_adapter_travels_merged_or_by_itself() -> None:
+    matrix = 3584 * 18944
+    embedding = 2 * 152064 * 3584
+    buckets = {}
+    for publish in ("merged", "adapter"):
+        trainer, engine, host = plan(with_adapter(lora={"publish": publish}), 80 * GIB).devices
+        moments = {moment.name: moment.parts for moment in trainer.moments}
+        buckets[publish] = moments["publication"][parts.BUCKETS]
+        slot = engine.peak.parts.get(parts.ENGINE_ADAPTER, 0)
+        assert slot == (2 * 40_370_176 if publish == "adapter" else 0)
+        # Each rank reads the whole model before it is cut up.
+        assert host.peak.total == 2 * PUBLISHED["Qwen/Qwen2.5-7B"]
+    # The whole embedding and what travels of it, or a product in float64 and float32 beside a bucket.
+    bucket = plan(with_adapter(), None).inputs.bucket
+    assert buckets["merged"] == max(2 * embedding, 12 * matrix + bucket)
+    assert buckets["adapter"] == 2 * 16 * 18944 + max(bucket, 2 * 16 * 18944)
+
+
+def test_an_engine_has_room_for_an_adapter_of_the_next_size_of_its_kernels() -> None:
+    for rank, size in ((1, 1), (9, 16), (16, 16), (33, 64)):
+        made = engine(memory=80 * GIB, adapter=AdapterShape(rank, ("q_proj",), alone=True))
+        assert made.slot == 2 * size * 40_370_176 // 16
+        assert made.sampling().total == engine(memory=80 * GIB).sampling().total
+
+
 # --- what would help --------------------------------------------------------------------------------------------------
 
 
@@ -330,25 +389,18 @@ def test_validate_notes_engines_on_cpus_beside_a_trainer_on_gpus() -> None:
     assert note.startswith("spec.rollout.gpusPerReplica: engines sample on CPUs, while the trainer has GPUs")
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"model": {"source": QWEN, "lora": {"rank": 8}}}, "spec.model.lora: what adapters"),
-        (
-            {"trainer": {"backend": "mine:Backend", "gpusPerReplica": 4}},
-            "spec.trainer.backend: what mine:Backend keeps",
-        ),
-    ],
-)
-def test_of_what_cannot_be_told_nothing_is_said(changed: dict[str, Any], named: str) -> None:
+def test_of_what_cannot_be_told_nothing_is_said() -> None:
     pod = {"nodeSelector": {"nvidia.com/gpu.memory": "1024"}}
-    trainer = {"gpusPerReplica": 4} | changed.get("trainer", {})
-    made = job(**changed | {"trainer": trainer | {"pod": pod}})
-    assert (untold(made) or "").startswith(named)
+    made = job(trainer={"backend": "mine:Backend", "gpusPerReplica": 4, "pod": pod})
+    assert (untold(made) or "").startswith("spec.trainer.backend: what mine:Backend keeps")
     assert said(made) == []
     plain = job(trainer={"gpusPerReplica": 4, "pod": pod})
     assert untold(plain) is None
     assert said(plain)
+    lora = {"source": QWEN, "lora": {"rank": 8}}
+    on_cpus = job(model=lora, trainer={"gpusPerReplica": 0}, rollout={"gpusPerReplica": 0})
+    assert (untold(on_cpus) or "").startswith("spec.model.lora: what adapters")
+    assert untold(job(model=lora)) is None
 
 
 def test_nothing_is_noted_where_the_job_says_no_sizes_or_the_model_is_not_known() -> None:

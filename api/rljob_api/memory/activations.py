@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rljob_api.memory.adapter import AdapterShape
 from rljob_api.memory.rows import LargestRow
 from rljob_api.memory.shape import ModelShape
 
@@ -37,6 +38,8 @@ class RowPass:
     on_cpu: bool = False
     context: int = 1
     """Ranks that compute the row together, each a part of its tokens, and in attention a part of the heads."""
+    adapter: AdapterShape | None = None
+    """What alone is trained; None: the whole model. A product with a frozen matrix keeps nothing of what it reads."""
 
     @property
     def tokens(self) -> int:
@@ -70,10 +73,11 @@ class RowPass:
         """What the backward pass of a layer reads."""
         shape, row, size = self.shape, self.row, self.itemsize
         asking = self.last if last else self.tokens
-        norms = (self.tokens + asking) * self._norm(shape.hidden)
+        norms = self.tokens * self._norm(shape.hidden, read=self._trains("q_proj", "k_proj", "v_proj"))
+        norms += asking * self._norm(shape.hidden, read=self._trains("gate_proj", "up_proj"))
         heads = 0
         if shape.family == "qwen3":
-            heads = self.tokens * (shape.heads + shape.kv_heads) * self._norm(shape.head_width, weighted=False)
+            heads = self.tokens * (shape.heads + shape.kv_heads) * self._norm(shape.head_width, read=False)
         attention = size * (2 * asking * shape.queries + 2 * row.keys * self.keys) + FLOAT * asking * shape.heads
         if self.on_cpu:
             attention += self._blocks(asking, last=last)
@@ -84,8 +88,19 @@ class RowPass:
         elif last:
             # Put back among the rows whose output nobody reads.
             attention += size * self.tokens * shape.queries
-        feed_forward = 4 * size * asking * shape.intermediate
-        return norms + heads + attention + feed_forward + self._scaled_matrices
+        feed_forward = (4 if self._trains("down_proj") else 3) * size * asking * shape.intermediate
+        return norms + heads + attention + feed_forward + self._scaled_matrices + self._within_adapters
+
+    def _trains(self, *names: str) -> bool:
+        """Whether one of these linear layers, or an adapter beside it, gets a gradient, and so keeps what it reads."""
+        return self.adapter is None or self.adapter.has(*names)
+
+    @property
+    def _within_adapters(self) -> int:
+        """What each adapter has made of its input: B reads it."""
+        if self.adapter is None:
+            return 0
+        return len(self.adapter.layers(self.shape)) * self.itemsize * self.tokens * self.adapter.rank
 
     def _blocks(self, asking: int, *, last: bool) -> int:
         """On a CPU siblings are another block than prompts: what both gave is put together, and keys and values stay
@@ -105,11 +120,13 @@ class RowPass:
         queries = row.response - 1 if row.gathered else row.response
         return FLOAT * queries * (row.prompt + row.response - 1)
 
-    def _norm(self, width: int, *, weighted: bool = True) -> int:
-        """Of one token: in float32 before it is scaled, then as it was computed, and what the next product reads."""
-        if self.on_cpu and weighted:
+    def _norm(self, width: int, *, read: bool) -> int:
+        """Of one token: in float32 before it is scaled, as it was computed, which the gradient of the scale needs, and,
+        where the next product's does, what that has ``read``."""
+        if self.on_cpu and read:
             return FLOAT * (width + 1)
-        return FLOAT * (width + 1) + (2 if weighted else 1) * self.itemsize * width
+        copies = (1 if self.adapter is None else 0) + (1 if read else 0)
+        return FLOAT * (width + 1) + copies * self.itemsize * width
 
     @property
     def _scaled_matrices(self) -> int:
@@ -134,12 +151,14 @@ class RowPass:
         count = self.shape.layers
         if checkpointing:
             return count * self.stream
-        return (count - 1) * self.layer() + self.layer(last=True)
+        # Nothing that is trained is before the first norm of a frozen model.
+        first = 0 if self.adapter is None else self.tokens * FLOAT * (self.shape.hidden + 1)
+        return (count - 1) * self.layer() + self.layer(last=True) - first
 
     def after_layers(self) -> int:
         """The last norm, and the states that tokens are predicted from."""
         hidden = self.shape.hidden
-        return self.last * self._norm(hidden, weighted=False) + self.itemsize * self.outputs * hidden
+        return self.last * self._norm(hidden, read=False) + self.itemsize * self.outputs * hidden
 
     def shared(self) -> int:
         """What all layers read: cosines and sines of all positions, and masks."""
@@ -157,6 +176,8 @@ class OutputHead:
     given: bool
     """Whether the chunk was given in the job, and bounds what is kept."""
     on_cpu: bool = False
+    frozen: bool = False
+    """Whether the matrix gets no gradient."""
 
     @property
     def _rows(self) -> int:
@@ -187,7 +208,7 @@ class OutputHead:
     def backward(self) -> int:
         """At its fullest, with the gradients of the states and of the matrix."""
         shape, several = self.shape, self.tokens > self.chunk
-        matrix = shape.vocabulary * shape.hidden
+        matrix = 0 if self.frozen else shape.vocabulary * shape.hidden
         halves = self.itemsize < FLOAT
         logits = self.itemsize * self._rows * shape.vocabulary if halves else 0
         states = self.itemsize * self.tokens * shape.hidden
@@ -203,10 +224,11 @@ class OutputHead:
         head's: either a chunk's logits of both models and what is made of them, beside the gradient of the matrix and
         a chunk's part of it, or the head's own. The reference's states, and its matrix if it is ``gathered``, stay."""
         matrix = self.itemsize * self.shape.vocabulary * self.shape.hidden
+        gradient = 0 if self.frozen else matrix
         states = self.itemsize * self.tokens * self.shape.hidden
         halves = 2 * self.itemsize if self.itemsize < FLOAT else 0
         of_chunk = self._rows * self.shape.vocabulary * (_KL_FLOATS * FLOAT + halves)
-        fullest = max(self.kept + of_chunk + 2 * matrix, self.backward + matrix)
+        fullest = max(self.kept + of_chunk + 2 * gradient, self.backward + gradient)
         return fullest + 2 * states + (matrix if gathered else 0)
 
 

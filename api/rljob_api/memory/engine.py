@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rljob_api.memory import parts
 from rljob_api.memory.activations import FLOAT
+from rljob_api.memory.adapter import AdapterShape
 from rljob_api.memory.parts import Moment
 from rljob_api.memory.shape import ModelShape
 
@@ -48,6 +49,8 @@ class EngineGpu:
     cache_bytes: int | None = None
     """What the cache was told to take (``kv_cache_memory_bytes``)."""
     eager: bool = False
+    adapter: AdapterShape | None = None
+    """What is computed beside the weights; None: nothing is, or it is added to them."""
 
     @property
     def weights(self) -> int:
@@ -59,6 +62,11 @@ class EngineGpu:
         layer = 2 * queries + 2 * keys + 3 * wide + vectors
         outer = (1 if shape.tied else 2) * shape.vocabulary * shape.hidden // tensor + shape.hidden
         return self.itemsize * (shape.layers * layer + outer)
+
+    @property
+    def slot(self) -> int:
+        """Where the adapter of each version takes the place of the last one's."""
+        return 0 if self.adapter is None else self.itemsize * self.adapter.in_engine(self.shape)
 
     @property
     def _keys(self) -> int:
@@ -95,7 +103,7 @@ class EngineGpu:
             return self.cache_bytes
         if self.memory is None:
             return None
-        return int(self.share * self.memory) - self.weights - self.work - self.graphs
+        return int(self.share * self.memory) - self.weights - self.slot - self.work - self.graphs
 
     @property
     def longest_at_once(self) -> float | None:
@@ -115,6 +123,7 @@ class EngineGpu:
             "sampling",
             {
                 parts.ENGINE_WEIGHTS: self.weights,
+                parts.ENGINE_ADAPTER: self.slot,
                 parts.KV_CACHE: cache,
                 parts.ENGINE_WORK: self.work,
                 parts.GRAPHS: self.graphs,

@@ -106,10 +106,22 @@ class ModelShape:
         """The width of all key heads together, which is that of the values too."""
         return self.kv_heads * self.head_width
 
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """The matrices ``(out, in)`` of the linear layers of one layer, by their names inside of it."""
+        d, q, k, m = self.hidden, self.queries, self.keys, self.intermediate
+        return {
+            "self_attn.q_proj": (q, d),
+            "self_attn.k_proj": (k, d),
+            "self_attn.v_proj": (k, d),
+            "self_attn.o_proj": (d, q),
+            "mlp.gate_proj": (m, d),
+            "mlp.up_proj": (m, d),
+            "mlp.down_proj": (d, m),
+        }
+
     def layer_matrices(self) -> list[TensorShape]:
         """The matrices of one layer."""
-        d, q, k, m = self.hidden, self.queries, self.keys, self.intermediate
-        return [(q, d), (k, d), (k, d), (d, q), (m, d), (m, d), (d, m)]
+        return [*self.linear_layers().values()]
 
     def layer_vectors(self) -> list[TensorShape]:
         """The norms and biases of one layer."""

@@ -13,10 +13,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob_api.memory import ModelShape
+from rljob_api.memory.adapter import AdapterShape
 from rljob_api.memory.rows import LargestRow, largest_row
 from rljob_api.memory.shape import numbers
 from rljob_api.spec.model import Model
+from rljob_trainer.learner.lora import adapt
+from rljob_trainer.learner.models import Policy
 from rljob_trainer.learner.packing import Lengths, build_row
+from rljob_trainer.learner.settings import LoraSettings
 from rljob_trainer.models.materialise import materialise
 
 SIZES = {
@@ -53,6 +57,15 @@ def test_every_parameter_is_counted_with_its_shape(family: str, more: dict[str, 
     assert Counter(shape.layer_tensors()) == Counter(layer)
     # Cut into chunks as torch cuts, the first of which is the largest.
     assert numbers(made, 4) == sum(torch.empty(size, device="meta").chunk(4)[0].numel() for size in made)
+
+
+@pytest.mark.parametrize("targets", [(), ("q_proj", "v_proj"), ("mlp.up_proj", "layers.1.self_attn.o_proj")])
+def test_an_adapters_matrices_are_those_that_peft_makes(targets: tuple[str, ...]) -> None:
+    config = AutoConfig.for_model("qwen3", **SIZES, num_key_value_heads=2, head_dim=32)
+    policy = Policy(AutoModelForCausalLM.from_config(config), None)
+    adapt(policy, LoraSettings(4, 4, targets), seed=0)
+    made = [tuple(p.shape) for p in policy.layers[1].parameters() if p.requires_grad]
+    assert Counter(AdapterShape(4, targets).layer_tensors(ModelShape.from_config(config.to_dict()))) == Counter(made)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
