@@ -54,10 +54,10 @@ JOBS: Mapping[str, Example] = {
     "retool": Example(["retool/retool-7b.yaml"]),
     "reward-model": Example(["reward-model/helpful-7b.yaml"]),
     "grpo-7b-lora-one-gpu": Example(["grpo-7b-lora-one-gpu/grpo-7b-lora.yaml"]),
+    "ppo-gemma": Example(["ppo-gemma/gemma-2-2b.yaml"]),
     "grpo-70b-tensor": Example(["grpo-70b-tensor/grpo-70b.yaml"]),
 }
 NOT_MEASURED: Mapping[str, str] = {
-    "ppo-gemma/gemma-2-2b.yaml": "a plan does not know Gemma",
     "dapo-30b-a3b-fsdp/dapo-30b-a3b.yaml": "a plan does not know mixtures of experts",
 }
 """Other examples for GPUs, by file, with the reason why not."""
@@ -72,8 +72,11 @@ class Measured:
 
 
 def config_of(shape: ModelShape) -> dict[str, Any]:
-    """The ``config.json`` of a model of this shape."""
+    """The ``config.json`` of a model of this shape, whose layers see all, or as its family does it."""
+    caps = {"attn_logit_softcapping": shape.caps_scores, "final_logit_softcapping": shape.caps_logits}
+    gemma = {name: 30.0 if capped else None for name, capped in caps.items()} if shape.sandwiched else {}
     return {
+        **gemma,
         "model_type": shape.family,
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,

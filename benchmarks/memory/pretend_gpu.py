@@ -42,6 +42,7 @@ from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.tensor import TensorRanks
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.learner.work import Share, cut
+from rljob_trainer.models import soft_capping
 
 _GPU, _HOST = torch.device("cpu"), torch.device("cuda", 0)
 """What stands for them."""
@@ -132,10 +133,16 @@ class PretendGpu:
                 rank = self._rank(config, settings, tracker, *meshes)
                 tracker.begin()
                 share = _in_one_row(batch)
-                place = Place(rank.device, settings.compute_dtype, outputs_only=rank.actor.module.outputs_only)
+                policy = rank.actor.module
+                place = Place(
+                    rank.device,
+                    settings.compute_dtype,
+                    outputs_only=policy.outputs_only,
+                    soft_capped=policy.soft_capped,
+                )
                 _, row = place.row(share, share.micro_batches[0][0])
                 with torch.no_grad():
-                    rank.actor.module(row, 1.0)
+                    policy(row, 1.0)
             return _bytes(tracker, "peak")
 
     def update(
@@ -178,7 +185,8 @@ class PretendGpu:
         packed_of = Packed.of.__func__  # type: ignore[attr-defined]
 
         def by_flash(cls: type[Packed], row: Any, device: torch.device, dtype: torch.dtype, **options: Any) -> Packed:
-            packed: Packed = packed_of(cls, row, torch.device("cuda"), dtype, **options)
+            pretended = device if options.get("soft_capped") else torch.device("cuda")
+            packed: Packed = packed_of(cls, row, pretended, dtype, **options)
             for part in (packed, packed.last):
                 if part is not None and part.varlen is not None:
                     part.varlen = part.varlen.to(device)
@@ -198,6 +206,7 @@ class PretendGpu:
         patch.setattr(rank_module, "Untouched", _Unseen)
         patch.setattr(Packed, "of", classmethod(by_flash))
         patch.setattr(attention, "upload", lambda tensor, to: tensor.to(to))  # there is no stream to send it on
+        patch.setattr(soft_capping, "_SCORES", soft_capping._DEVICE_SCORES)
         for module in (segments, kept, moments):
             patch.setattr(module, "all_kept", lambda _: False)  # as on a GPU
         # What rests is let go of on the device, and comes back as it went.

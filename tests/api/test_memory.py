@@ -57,6 +57,10 @@ PUBLISHED = {
     "meta-llama/Llama-3.2-3B": 3_212_749_824,
     "mistralai/Mistral-7B-v0.1": 7_241_732_096,
     "mistralai/Mistral-7B-v0.3": 7_248_023_552,
+    "google/gemma-2-2b": 2_614_341_888,
+    "google/gemma-2-9b": 9_241_705_984,
+    "google/gemma-2-27b": 27_227_128_320,
+    "google/gemma-3-1b": 999_885_952,
     "HuggingFaceTB/SmolLM2-135M": 134_515_008,
     "HuggingFaceTB/SmolLM2-360M": 361_821_120,
     "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
@@ -105,6 +109,7 @@ def test_every_known_model_has_as_many_parameters_as_published() -> None:
     [
         ("hf://Qwen/Qwen3-4B-Base", "qwen3"),
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2"),
+        ("google/gemma-2-9b-it", "gemma2"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral"),
         ("s3://models/Qwen2.5-7B-Instruct", "qwen2"),
         ("somebody/Qwen2.5-7B", None),
@@ -117,10 +122,21 @@ def test_models_trained_further_have_their_base_models_shape(source: str, family
 
 
 def test_a_configuration_of_another_family_or_without_a_size_is_refused_by_name() -> None:
-    with pytest.raises(UnknownShapeError, match="'gpt_oss' is not among llama, mistral, qwen2, qwen3"):
+    with pytest.raises(UnknownShapeError, match="'gpt_oss' is not among llama, mistral, qwen2, qwen3, gemma2"):
         ModelShape.from_config({"model_type": "gpt_oss"})
     with pytest.raises(UnknownShapeError, match="hidden_size is None"):
         ModelShape.from_config({"model_type": "llama"})
+
+
+def test_gemma_2_has_both_caps_and_one_matrix_for_words_unless_its_file_says_otherwise() -> None:
+    sizes = dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"), 64)
+    config = {"model_type": "gemma2", "vocab_size": 64, "head_dim": 32, **sizes}
+    plain = ModelShape.from_config(config)
+    assert (plain.tied, plain.caps_scores, plain.caps_logits, plain.head_width) == (True, True, True, 32)
+    without = ModelShape.from_config(config | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    assert (without.caps_scores, without.caps_logits) == (False, False)
+    third = ModelShape.from_config(config | {"model_type": "gemma3_text", "tie_word_embeddings": False})
+    assert (third.tied, third.caps_scores, third.caps_logits) == (False, False, False)
 
 
 def test_a_random_model_with_the_tokenizer_of_another_has_no_known_vocabulary() -> None:
@@ -401,6 +417,9 @@ def test_of_what_cannot_be_told_nothing_is_said() -> None:
     on_cpus = job(model=lora, trainer={"gpusPerReplica": 0}, rollout={"gpusPerReplica": 0})
     assert (untold(on_cpus) or "").startswith("spec.model.lora: what adapters")
     assert untold(job(model=lora)) is None
+    gemma = known_shape("google/gemma-2-2b-it")
+    assert (untold(on_cpus, gemma) or "").startswith("spec.model: what layers of gemma2 take on CPUs")
+    assert untold(job(), gemma) is None
 
 
 def test_nothing_is_noted_where_the_job_says_no_sizes_or_the_model_is_not_known() -> None:

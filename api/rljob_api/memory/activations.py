@@ -23,6 +23,11 @@ _FEWEST_TOKENS = 32
 _LARGE_WEIGHT_BYTES = 32 << 20
 _TOKENS_OF_A_LARGE_WEIGHT = 512
 _KEPT_BYTES = 16 << 20
+_SCORES = 1 << 26
+"""Capped scores of a piece of the queries (rljob_trainer/models/soft_capping.py)."""
+_SCORE_BYTES = 14
+"""Of each in the backward pass: the hyperbolic tangent, the probability and its gradient in float32, and one of them in
+half precision."""
 _KL_FLOATS = 6
 """Float32 matrices ``[chunk, vocabulary]`` at once in the backward pass of the exact KL."""
 
@@ -75,19 +80,25 @@ class RowPass:
         asking = self.last if last else self.tokens
         norms = self.tokens * self._norm(shape.hidden, read=self._trains("q_proj", "k_proj", "v_proj"))
         norms += asking * self._norm(shape.hidden, read=self._trains("gate_proj", "up_proj"))
+        if shape.sandwiched:
+            norms += 2 * asking * self._norm(shape.hidden, read=False)
         heads = 0
-        if shape.family == "qwen3":
+        if shape.norms_heads:
             heads = self.tokens * (shape.heads + shape.kv_heads) * self._norm(shape.head_width, read=False)
-        attention = size * (2 * asking * shape.queries + 2 * row.keys * self.keys) + FLOAT * asking * shape.heads
+        attention = size * (2 * asking * shape.queries + 2 * row.keys * self.keys)
+        attention += 0 if shape.caps_scores else FLOAT * asking * shape.heads
         if self.on_cpu:
             attention += self._blocks(asking, last=last)
         elif self.context > 1:
             # What is exchanged comes in one piece, and the output once more as it is sent back.
             attention += size * self.tokens * shape.queries
             attention += size * row.tokens * 2 * self.keys if row.gathered else 0
-        elif last:
-            # Put back among the rows whose output nobody reads.
-            attention += size * self.tokens * shape.queries
+        else:
+            if shape.caps_scores and row.gathered:
+                attention += self._in_two_blocks(asking)
+            if last:
+                # Put back among the rows whose output nobody reads.
+                attention += size * self.tokens * shape.queries
         feed_forward = (4 if self._trains("down_proj") else 3) * size * asking * shape.intermediate
         return norms + heads + attention + feed_forward + self._scaled_matrices + self._within_adapters
 
@@ -105,12 +116,12 @@ class RowPass:
     def _blocks(self, asking: int, *, last: bool) -> int:
         """On a CPU siblings are another block than prompts: what both gave is put together, and keys and values stay
         as they were before they were copied to each sibling. The last layer reads its rows out first."""
-        shape, row = self.shape, self.row
-        read = FLOAT * asking * shape.hidden if last else 0
-        if not row.gathered:
-            return read
-        own = row.samples * (row.response - 1)
-        return read + FLOAT * (asking * shape.queries + 2 * own * shape.keys)
+        read = FLOAT * asking * self.shape.hidden if last else 0
+        return read + (self._in_two_blocks(asking) if self.row.gathered else 0)
+
+    def _in_two_blocks(self, asking: int) -> int:
+        own = self.row.samples * (self.row.response - 1)
+        return self.itemsize * (asking * self.shape.queries + 2 * own * self.shape.keys)
 
     def masks(self) -> int:
         """On a CPU, of the queries that do not see all of their keys' row: one for all layers."""
@@ -126,6 +137,9 @@ class RowPass:
         if self.on_cpu and read:
             return FLOAT * (width + 1)
         copies = (1 if self.adapter is None else 0) + (1 if read else 0)
+        if self.shape.sandwiched:  # scaled in float32, too
+            wide = 2 if self.adapter is None else 1
+            return FLOAT * (wide * width + 1) + (self.itemsize * width if read else 0)
         return FLOAT * (width + 1) + copies * self.itemsize * width
 
     @property
@@ -143,6 +157,27 @@ class RowPass:
         shape = self.shape
         matrices = 2 * FLOAT * shape.hidden * shape.intermediate if self.on_cpu else 0
         return self.itemsize * self.tokens * 2 * shape.intermediate + matrices
+
+    def scores(self) -> int:
+        """Capped scores that exist at once, of a piece of the queries."""
+        row, heads = self.row, self.shape.heads
+        keys = row.prompt + row.response - 1
+        queries = row.response - 1 if row.gathered else keys
+        rows = max(1, _SCORES // max(1, row.samples * heads * keys))
+        return min(rows, queries) * row.samples * heads * keys
+
+    def attention_backward(self) -> int:
+        """What the backward pass of attention with capped scores needs beside what was kept: a piece's scores, the
+        gradients of keys and values in float32, and of queries and output."""
+        gradients = 2 * FLOAT * self.row.keys * self.keys + 2 * self.itemsize * self.tokens * self.shape.queries
+        return _SCORE_BYTES * self.scores() + gradients
+
+    def feed_forward(self) -> int:
+        """What is gone of a layer when the backward pass has come to attention."""
+        shape = self.shape
+        wide = (4 if self._trains("down_proj") else 3) * self.itemsize * shape.intermediate
+        norm = self._norm(shape.hidden, read=self._trains("gate_proj", "up_proj"))
+        return self.tokens * (wide + norm + 2 * self._norm(shape.hidden, read=False))
 
     # --- the whole model ----------------------------------------------------------------------------------------------
 
@@ -162,7 +197,8 @@ class RowPass:
 
     def shared(self) -> int:
         """What all layers read: cosines and sines of all positions, and masks."""
-        return 2 * self.itemsize * self.tokens * self.shape.head_width + self.masks()
+        kinds = 2 if self.shape.family == "gemma3_text" else 1  # of layers that see all, and of those that see a window
+        return kinds * 2 * self.itemsize * self.tokens * self.shape.head_width + self.masks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +223,8 @@ class OutputHead:
     def kept(self) -> int:
         """Probabilities that are kept for the backward pass."""
         per_token = FLOAT * self.shape.vocabulary
+        if self.shape.caps_logits:  # whose gradient needs more
+            return 0
         if self.tokens <= self.chunk:
             return self.tokens * per_token
         if self.given or not self.on_cpu:
@@ -217,7 +255,8 @@ class OutputHead:
         weights = FLOAT * matrix if several else self.itemsize * matrix
         if several and halves:
             weights += max(self.itemsize * matrix, logits)
-        return self.kept + self.room + logits + states + weights
+        slopes = self.room // 2 if shape.caps_logits else 0
+        return self.kept + self.room + slopes + logits + states + weights
 
     def with_exact_kl(self, *, gathered: bool) -> int:
         """At its fullest with the exact KL to a reference (``vocabulary_kl.py``), whose gradients are there before the

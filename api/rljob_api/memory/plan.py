@@ -10,7 +10,7 @@ from rljob_api.memory import parts
 from rljob_api.memory.activations import FLOAT
 from rljob_api.memory.inputs import MemoryInputs
 from rljob_api.memory.parts import MemoryHolder, Moment
-from rljob_api.memory.shape import ModelShape, numbers
+from rljob_api.memory.shape import CPU_FAMILIES, ModelShape, numbers
 from rljob_api.resolved import ResolvedJob
 
 CONTEXT_BYTES = 512 << 20
@@ -60,8 +60,11 @@ class MemoryPlan:
         return not any(device.missing for device in self.devices)
 
 
-def untold(job: ResolvedJob) -> str | None:
-    """What of a job keeps its memory from being told, whatever the model; None: nothing does."""
+def untold(job: ResolvedJob, shape: ModelShape | None = None) -> str | None:
+    """What of a job keeps its memory from being told, by its model's ``shape`` or whatever that is; None: nothing
+    does."""
+    if shape is not None and shape.family not in CPU_FAMILIES and not job.spec.trainer.gpus_per_replica:
+        return f"spec.model: what layers of {shape.family} take on CPUs cannot be told beforehand"
     if job.spec.model.lora is not None and not job.spec.trainer.gpus_per_replica:
         return "spec.model.lora: what adapters beside a frozen model take on CPUs cannot be told beforehand"
     if job.spec.trainer.backend != "fsdp2":

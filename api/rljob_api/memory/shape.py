@@ -8,7 +8,11 @@ from dataclasses import dataclass, replace
 
 from rljob_api.spec.model import RandomModel
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+GEMMA = ("gemma2", "gemma3_text")
+"""Families with norms on both sides of attention and feed-forward."""
+CPU_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Those whose layers the learner computes in a way of its own on CPUs, which the plan follows."""
+FAMILIES = (*CPU_FAMILIES, *GEMMA)
 """The ``model_type`` values whose parameters are known one by one."""
 _SPECIAL_TOKENS = 4
 """Beside the characters of a random model's tokenizer: padding, begin, end, and what stands for unknown ones."""
@@ -40,6 +44,9 @@ class ModelShape:
     output_bias: bool = False
     """Whether the projection behind attention has one."""
     feed_forward_bias: bool = False
+    caps_scores: bool = False
+    """Whether the scores of attention have a soft cap, which no flash kernel knows."""
+    caps_logits: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> ModelShape:
@@ -58,6 +65,7 @@ class ModelShape:
             return value
 
         hidden, heads = size("hidden_size"), size("num_attention_heads")
+        gemma = family in GEMMA
         bias = family != "mistral" and bool(fields.get("attention_bias"))
         return cls(
             family=family,
@@ -68,10 +76,13 @@ class ModelShape:
             head_width=size("head_dim", max(1, hidden // heads)),
             intermediate=size("intermediate_size"),
             vocabulary=size("vocab_size"),
-            tied=bool(fields.get("tie_word_embeddings", False)),
+            tied=bool(fields.get("tie_word_embeddings", gemma)),
             query_bias=family == "qwen2" or bias,
             output_bias=family != "qwen2" and bias,
             feed_forward_bias=family == "llama" and bool(fields.get("mlp_bias")),
+            # Gemma 2 has both caps, unless its file says that it has not.
+            caps_scores=gemma and fields.get("attn_logit_softcapping", family == "gemma2") not in (None, False),
+            caps_logits=gemma and fields.get("final_logit_softcapping", family == "gemma2") not in (None, False),
         )
 
     @classmethod
@@ -92,6 +103,8 @@ class ModelShape:
             vocabulary=len(set(characters)) + _SPECIAL_TOKENS,
             tied=model.tie_embeddings,
             query_bias=model.family == "qwen2",
+            caps_scores=model.family == "gemma2",
+            caps_logits=model.family == "gemma2",
         )
 
     # --- parameters ---------------------------------------------------------------------------------------------------
@@ -105,6 +118,16 @@ class ModelShape:
     def keys(self) -> int:
         """The width of all key heads together, which is that of the values too."""
         return self.kv_heads * self.head_width
+
+    @property
+    def sandwiched(self) -> bool:
+        """Whether what attention and feed-forward give is normed, too."""
+        return self.family in GEMMA
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether queries and keys are normed, head by head."""
+        return self.family in ("qwen3", "gemma3_text")
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
         """The matrices ``(out, in)`` of the linear layers of one layer, by their names inside of it."""
@@ -126,14 +149,14 @@ class ModelShape:
     def layer_vectors(self) -> list[TensorShape]:
         """The norms and biases of one layer."""
         d, q, k, m = self.hidden, self.queries, self.keys, self.intermediate
-        vectors: list[TensorShape] = [(d,), (d,)]
+        vectors: list[TensorShape] = [(d,)] * (4 if self.sandwiched else 2)
         if self.query_bias:
             vectors += [(q,), (k,), (k,)]
         if self.output_bias:
             vectors.append((d,))
         if self.feed_forward_bias:
             vectors += [(m,), (m,), (d,)]
-        if self.family == "qwen3":
+        if self.norms_heads:
             vectors += [(self.head_width,), (self.head_width,)]
         return vectors
 

@@ -210,7 +210,7 @@ class TrainerRank:
         # The widest that a layer makes of the stream: what goes into and comes out of the feed-forward part's product,
         # or what a norm of the queries (Qwen3), else of the stream, computes in float32.
         shape = self.divided
-        normed = shape.queries if shape.family == "qwen3" else shape.hidden
+        normed = max(shape.queries, shape.hidden) if shape.norms_heads else shape.hidden
         norm = size * (shape.hidden + 2 * normed) + 2 * FLOAT * normed
         wide = size * (3 * shape.intermediate + 2 * shape.hidden)
         yield Moment(
@@ -267,6 +267,30 @@ class TrainerRank:
                 parts.TRAVELLING: FLOAT * layer if self.spread else 0,
             },
         )
+        if self.divided.caps_scores:
+            own_matrices = [*self._matrices(self.divided)]
+            made = size * (sum(map(math.prod, own_matrices)) if self.adapter is None else 0)
+            yield Moment(
+                f"{name}: attention backward",
+                {
+                    **own,
+                    parts.GRADIENTS: summed + (waiting + made if self.spread else 0),
+                    parts.GATHERED: self._gathered(value_head=value_head, layers=2),
+                    parts.ACTIVATIONS: stream + again - walk.feed_forward() + walk.attention_backward(),
+                },
+            )
+        if self.spread and self.adapter is None and self.divided.tied and not value_head:
+            matrix = size * self.divided.vocabulary * self.divided.hidden
+            yield Moment(
+                f"{name}: embedding backward",
+                {
+                    **own,
+                    # As the output matrix, as the embedding, and as both.
+                    parts.GRADIENTS: summed + 3 * matrix,
+                    parts.GATHERED: self._gathered(value_head=value_head, layers=0),
+                    parts.TRAVELLING: FLOAT * layer,
+                },
+            )
         if self.spread and self.adapter is None:
             alone = FLOAT * outer if self.layout.cut == 1 else 0
             shard = FLOAT * numbers(self.divided.outer_tensors(value_head=value_head), self.layout.cut)

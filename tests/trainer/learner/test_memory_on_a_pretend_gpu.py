@@ -60,6 +60,8 @@ def test_of_ppo_at_7b_on_four_gpus(offload: bool, monkeypatch: pytest.MonkeyPatc
 SMALL = ModelShape("qwen3", 1024, LAYERS, 16, 8, 128, 3072, 30000, tied=True)
 WIDE = ModelShape("llama", 2048, LAYERS, 32, 8, 64, 8192, 16000, tied=False)
 NARROW = replace(SMALL, vocabulary=1000)
+GEMMA2 = ModelShape("gemma2", 1152, LAYERS, 8, 4, 128, 4608, 60000, tied=True, caps_scores=True, caps_logits=True)
+GEMMA3 = ModelShape("gemma3_text", 1152, LAYERS, 4, 1, 256, 6912, 60000, tied=True)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,13 @@ NARROW = replace(SMALL, vocabulary=1000)
         (SMALL, 8, {"context": 2, "replicate": 2, "checkpointing": True}),
         (SMALL, 4, {"tensor": 2, "checkpointing": True, "critic": True}),
         (NARROW, 2, {"tensor": 2, "muon": True, "few": True}),
+        (GEMMA2, 1, {}),
+        (GEMMA2, 2, {"checkpointing": True, "critic": True}),
+        (GEMMA2, 2, {"alone": True, "checkpointing": True}),
+        (GEMMA2, 4, {"few": True}),
+        (GEMMA3, 1, {}),
+        (GEMMA3, 2, {"checkpointing": True, "critic": True}),
+        (GEMMA3, 4, {"tensor": 1, "few": True}),
         (SMALL, 1, {"few": True}),
         (SMALL, 2, {"few": True}),
         (NARROW, 1, {"muon": True, "few": True}),
@@ -86,6 +95,7 @@ def test_of_other_families_layouts_and_methods(
     replicate, context, tensor = (changes.pop(name, 1) for name in ("replicate", "context", "tensor"))
     few = changes.pop("few", False)
     row = LargestRow(1, 64, 2, 32) if few else LargestRow(2, 512, 16, 1024)
+    row = replace(row, groups=row.samples) if changes.pop("alone", False) else row
     layout = ShardLayout(ranks // replicate // context // tensor, replicate, context, tensor)
     rank = TrainerRank(shape, layout, row, 2, memory=MEMORY, **changes)
     optimizer = OptimizerSettings(kind="muon" if rank.muon else "adamw")
@@ -120,6 +130,8 @@ ALL = AdapterShape(32)
         (SMALL, 2, ALL, {"critic": True, "checkpointing": True}),
         (NARROW, 1, ALL, {"muon": True}),
         (NARROW, 4, ALL, {}),
+        (GEMMA2, 1, ALL, {"checkpointing": True}),
+        (GEMMA3, 1, ALL, {}),
     ],
 )
 def test_of_adapters(
@@ -143,7 +155,7 @@ def test_of_adapters(
     assert fullest(rank) == pytest.approx(counted.peak, rel=0.03)
 
 
-@pytest.mark.parametrize(("shape", "ranks"), [(SMALL, 2), (WIDE, 1), (NARROW, 4)])
+@pytest.mark.parametrize(("shape", "ranks"), [(SMALL, 2), (WIDE, 1), (NARROW, 4), (GEMMA2, 1), (GEMMA3, 2)])
 def test_of_scoring(shape: ModelShape, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     row = LargestRow(2, 512, 16, 1024)
     rank = TrainerRank(shape, ShardLayout(ranks), row, 2, memory=MEMORY)

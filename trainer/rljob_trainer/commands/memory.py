@@ -69,6 +69,8 @@ def planned(job: ResolvedJob, base: Path, memory: int | None, model: Path | None
             "give the folder that has one with --model DIR"
         )
     shape, origin = found
+    if (problem := untold(job, shape)) is not None:
+        raise JobFileError(problem)
     for wrong in undivided(job.spec.trainer.parallelism, shape):
         raise JobFileError(str(wrong))
     return plan_memory(job, shape, memory), origin
