@@ -55,11 +55,10 @@ JOBS: Mapping[str, Example] = {
     "reward-model": Example(["reward-model/helpful-7b.yaml"]),
     "grpo-7b-lora-one-gpu": Example(["grpo-7b-lora-one-gpu/grpo-7b-lora.yaml"]),
     "ppo-gemma": Example(["ppo-gemma/gemma-2-2b.yaml"]),
+    "dapo-30b-a3b-fsdp": Example(["dapo-30b-a3b-fsdp/dapo-30b-a3b.yaml"]),
     "grpo-70b-tensor": Example(["grpo-70b-tensor/grpo-70b.yaml"]),
 }
-NOT_MEASURED: Mapping[str, str] = {
-    "dapo-30b-a3b-fsdp/dapo-30b-a3b.yaml": "a plan does not know mixtures of experts",
-}
+NOT_MEASURED: Mapping[str, str] = {}
 """Other examples for GPUs, by file, with the reason why not."""
 
 
@@ -75,8 +74,15 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
     """The ``config.json`` of a model of this shape, whose layers see all, or as its family does it."""
     caps = {"attn_logit_softcapping": shape.caps_scores, "final_logit_softcapping": shape.caps_logits}
     gemma = {name: 30.0 if capped else None for name, capped in caps.items()} if shape.sandwiched else {}
+    experts = {
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "moe_intermediate_size": shape.expert_width,
+        "decoder_sparse_step": 1,
+    }
     return {
         **gemma,
+        **(experts if shape.experts else {}),
         "model_type": shape.family,
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,

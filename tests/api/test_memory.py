@@ -46,6 +46,8 @@ PUBLISHED = {
     "Qwen/Qwen3-8B": 8_190_735_360,
     "Qwen/Qwen3-14B": 14_768_307_200,
     "Qwen/Qwen3-32B": 32_762_123_264,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": 14_770_033_664,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": 32_763_876_352,
@@ -124,6 +126,10 @@ def test_models_trained_further_have_their_base_models_shape(source: str, family
 def test_a_configuration_of_another_family_or_without_a_size_is_refused_by_name() -> None:
     with pytest.raises(UnknownShapeError, match="'gpt_oss' is not among llama, mistral, qwen2, qwen3, gemma2"):
         ModelShape.from_config({"model_type": "gpt_oss"})
+    with pytest.raises(UnknownShapeError, match="some layers of this qwen3_moe have no experts"):
+        ModelShape.from_config(
+            {"model_type": "qwen3_moe", "hidden_size": 64, "num_attention_heads": 2, "mlp_only_layers": [0]}
+        )
     with pytest.raises(UnknownShapeError, match="hidden_size is None"):
         ModelShape.from_config({"model_type": "llama"})
 
@@ -169,6 +175,16 @@ def engine(**options: Any) -> EngineGpu:
     shape = known_shape(QWEN)
     assert shape is not None
     return EngineGpu(shape, 2, context=4096, sequences=256, **options)
+
+
+def test_an_engine_has_all_experts_of_a_mixture_divided_and_its_routers_whole() -> None:
+    shape = known_shape("Qwen/Qwen3-30B-A3B")
+    assert shape is not None
+    one, four = (EngineGpu(shape, 2, context=4096, sequences=256, tensor=tensor) for tensor in (1, 4))
+    assert one.weights == 2 * PUBLISHED["Qwen/Qwen3-30B-A3B"]
+    # On each of four GPUs: of 48 layers the routers, the norms of the stream, and those of a head; and the last norm.
+    repeated = 2 * (48 * (128 * 2048 + 2 * 2048 + 2 * 128) + 2048)
+    assert 4 * four.weights == one.weights + 3 * repeated
 
 
 def test_an_engines_weights_and_cache_are_those_of_its_gpu() -> None:
@@ -295,7 +311,8 @@ def test_beside_an_adapter_the_model_is_there_once_without_masters_moments_and_a
         parts.OPTIMIZER: 8 * 40_370_176,
         parts.REFERENCE: 0,
     }
-    assert len(list(rank.all())) == len({moment.name for moment in rank.all()}) == 4
+    # Neither the embedding nor the output matrix has a gradient.
+    assert "actor: sum of the outer gradients" not in {moment.name for moment in rank.all()}
 
 
 def test_an_adapter_travels_merged_or_by_itself() -> None:

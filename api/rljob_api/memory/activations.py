@@ -16,6 +16,7 @@ from rljob_api.memory.shape import ModelShape
 
 FLOAT = 4
 """Bytes of a float32."""
+_INDEX = 8
 _MOST_CHUNK_BYTES = 1 << 30
 _CHUNK_SHARE = 64
 _CACHE_BYTES = 2 << 20
@@ -53,8 +54,8 @@ class RowPass:
 
     @property
     def last(self) -> int:
-        """Those that the last layer computes beyond attention: with several ranks all."""
-        return self.row.last if self.context == 1 else self.tokens
+        """Those that the last layer computes beyond attention: with several ranks, and of a mixture, all."""
+        return self.tokens if self.context > 1 or self.shape.experts else self.row.last
 
     @property
     def outputs(self) -> int:
@@ -96,11 +97,26 @@ class RowPass:
         else:
             if shape.caps_scores and row.gathered:
                 attention += self._in_two_blocks(asking)
-            if last:
+            if last and not shape.experts:
                 # Put back among the rows whose output nobody reads.
                 attention += size * self.tokens * shape.queries
         feed_forward = (4 if self._trains("down_proj") else 3) * size * asking * shape.intermediate
+        if shape.experts:
+            feed_forward = self._mixture()
         return norms + heads + attention + feed_forward + self._scaled_matrices + self._within_adapters
+
+    @property
+    def _pairs(self) -> int:
+        """Of a token and an expert that it is sent to."""
+        return self.tokens * self.shape.experts_per_token
+
+    def _mixture(self) -> int:
+        """The probabilities of all experts; of each pair what goes in, both that comes of it, their product, what goes
+        out, how much it counts, and three places in the order by experts."""
+        shape = self.shape
+        trained = self.adapter is None
+        pair = self.itemsize * ((2 if trained else 1) * shape.hidden + (4 if trained else 3) * shape.expert_width + 1)
+        return FLOAT * self.tokens * shape.experts + self._pairs * (pair + 3 * _INDEX)
 
     def _trains(self, *names: str) -> bool:
         """Whether one of these linear layers, or an adapter beside it, gets a gradient, and so keeps what it reads."""
@@ -155,6 +171,8 @@ class RowPass:
         forward part's width, less what the first of its products has read. On a CPU gradients of matrices too, with
         and without the norm's scale."""
         shape = self.shape
+        if shape.experts:  # of what goes out, before and after it is put in order, and times how much it counts
+            return 3 * self.itemsize * self._pairs * shape.hidden
         matrices = 2 * FLOAT * shape.hidden * shape.intermediate if self.on_cpu else 0
         return self.itemsize * self.tokens * 2 * shape.intermediate + matrices
 

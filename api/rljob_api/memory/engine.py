@@ -13,7 +13,7 @@ from rljob_api.memory import parts
 from rljob_api.memory.activations import FLOAT
 from rljob_api.memory.adapter import AdapterShape
 from rljob_api.memory.parts import Moment
-from rljob_api.memory.shape import ModelShape
+from rljob_api.memory.shape import ModelShape, numbers
 
 DEFAULT_SHARE = 0.92
 """vLLM's ``gpu_memory_utilization`` unless told (version 0.32)."""
@@ -57,9 +57,11 @@ class EngineGpu:
         """Matrices are divided among the engine's GPUs, but for key and value heads that are fewer; norms are not."""
         shape, tensor = self.shape, self.tensor
         keys = self._keys * shape.hidden
-        queries, wide = shape.queries * shape.hidden // tensor, shape.intermediate * shape.hidden // tensor
+        queries, wide = shape.queries * shape.hidden // tensor, 3 * shape.intermediate * shape.hidden // tensor
+        if shape.experts:  # each of which is divided; the router is not
+            wide = numbers(shape.expert_stacks()) // tensor + shape.experts * shape.hidden
         vectors = sum(vector[0] for vector in shape.layer_vectors())
-        layer = 2 * queries + 2 * keys + 3 * wide + vectors
+        layer = 2 * queries + 2 * keys + wide + vectors
         outer = (1 if shape.tied else 2) * shape.vocabulary * shape.hidden // tensor + shape.hidden
         return self.itemsize * (shape.layers * layer + outer)
 
@@ -82,7 +84,10 @@ class EngineGpu:
     def work(self) -> int:
         """Activations of one pass, without gradients, and what sampling needs: an estimate."""
         shape = self.shape
-        row = 4 * shape.hidden + (3 * shape.intermediate + shape.queries + 2 * shape.keys) // self.tensor
+        wide = 3 * shape.intermediate
+        if shape.experts:
+            wide = shape.experts_per_token * (3 * shape.expert_width + shape.hidden)
+        row = 4 * shape.hidden + (wide + shape.queries + 2 * shape.keys) // self.tensor
         sampler = _SAMPLER_COPIES * FLOAT * self.sequences * shape.vocabulary
         return max(self.itemsize * self.batched * row, sampler)
 

@@ -197,10 +197,11 @@ def _cache_notes(inputs: MemoryInputs) -> Iterator[str]:
 def _buckets(inputs: MemoryInputs) -> int:
     """The parameter that is being gathered, and what travels: a bucket, or a parameter that is larger than one."""
     largest = inputs.itemsize * inputs.shape.largest
+    travels = inputs.itemsize * inputs.shape.largest_published
     if inputs.adapter is not None and inputs.adapter.alone:
-        largest = inputs.itemsize * max(map(math.prod, inputs.adapter.layer_tensors(inputs.shape)))
+        largest = travels = inputs.itemsize * max(map(math.prod, inputs.adapter.layer_tensors(inputs.shape)))
     whole = largest if inputs.rank().spread else 0
-    return whole + max(inputs.bucket, largest)
+    return whole + max(inputs.bucket, travels)
 
 
 def _sending(inputs: MemoryInputs) -> int:
@@ -337,7 +338,7 @@ def _more_devices(inputs: MemoryInputs) -> Iterator[JobChange]:
         yield _spread(replace(inputs, context_ranks=context), inputs)
         context *= 2
     tensor = 2 * inputs.tensor_ranks
-    divisible = inputs.adapter is None  # an adapter is not divided
+    divisible = inputs.adapter is None and not inputs.shape.experts  # which are not divided
     while divisible and inputs.shape.kv_heads % tensor == 0 and _together(inputs, inputs.context_ranks, tensor):
         yield _spread(replace(inputs, tensor_ranks=tensor), inputs)
         tensor *= 2

@@ -213,6 +213,10 @@ class TrainerRank:
         normed = max(shape.queries, shape.hidden) if shape.norms_heads else shape.hidden
         norm = size * (shape.hidden + 2 * normed) + 2 * FLOAT * normed
         wide = size * (3 * shape.intermediate + 2 * shape.hidden)
+        if shape.experts:  # what goes in, what comes out, times how much it counts, and in the tokens' order
+            inside = max(4 * shape.hidden, shape.hidden + 4 * shape.expert_width)
+            places = 5 * 8 * shape.experts_per_token
+            wide = size * (shape.experts_per_token * inside + 3 * shape.hidden) + places + FLOAT * shape.experts
         yield Moment(
             "score: layer",
             {
@@ -254,6 +258,8 @@ class TrainerRank:
         stream = walk.layers(checkpointing=self.checkpointing) + walk.shared()
         again = walk.layer() if self.checkpointing else 0
         down = size * self.divided.hidden * self.divided.intermediate
+        if self.divided.experts:
+            down = 0
         if self.adapter is not None:
             waiting = down = 0
         yield Moment(
@@ -267,6 +273,30 @@ class TrainerRank:
                 parts.TRAVELLING: FLOAT * layer if self.spread else 0,
             },
         )
+        if self.spread:
+            yield Moment(
+                f"{name}: sum of a layer's gradients",
+                {
+                    **own,
+                    parts.GRADIENTS: summed + waiting + size * layer,
+                    parts.GATHERED: self._gathered(value_head=value_head, layers=1),
+                    parts.ACTIVATIONS: stream,
+                    # What goes out, and this rank's part of the sum.
+                    parts.TRAVELLING: FLOAT * layer + FLOAT * layer // self.layout.cut,
+                },
+            )
+        if self.divided.experts and self.adapter is None and self.spread:
+            stacks = size * sum(map(math.prod, self.divided.expert_stacks()))
+            yield Moment(
+                f"{name}: experts backward",
+                {
+                    **own,
+                    parts.GRADIENTS: summed + waiting + stacks,
+                    parts.GATHERED: self._gathered(value_head=value_head, layers=2),
+                    parts.ACTIVATIONS: stream + again,
+                    parts.TRAVELLING: FLOAT * layer,
+                },
+            )
         if self.divided.caps_scores:
             own_matrices = [*self._matrices(self.divided)]
             made = size * (sum(map(math.prod, own_matrices)) if self.adapter is None else 0)
@@ -315,7 +345,7 @@ class TrainerRank:
         every = sum(count * math.prod(shape) for shape, count in counts.items())
         size = FLOAT if self.on_cpu else 2
         most = max(
-            count * (math.prod(shape) * (FLOAT + 2 * size) + 3 * size * min(shape) ** 2)
+            count * (math.prod(shape) * (FLOAT + 2 * size) + 3 * size * math.prod(shape[:-2]) * min(shape[-2:]) ** 2)
             for shape, count in counts.items()
         )
         ahead = FLOAT * self.divided.layers * numbers(self._matrices(self.divided), self.layout.cut)

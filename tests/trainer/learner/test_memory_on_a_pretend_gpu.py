@@ -64,6 +64,12 @@ GEMMA2 = ModelShape("gemma2", 1152, LAYERS, 8, 4, 128, 4608, 60000, tied=True, c
 GEMMA3 = ModelShape("gemma3_text", 1152, LAYERS, 4, 1, 256, 6912, 60000, tied=True)
 
 
+MIXTURE = ModelShape(
+    "qwen3_moe", 512, LAYERS, 8, 4, 64, 1024, 8000, tied=False, experts=16, experts_per_token=4, expert_width=256
+)
+MANY = replace(MIXTURE, experts=128)
+
+
 @pytest.mark.parametrize(
     ("shape", "ranks", "changes"),
     [
@@ -81,7 +87,13 @@ GEMMA3 = ModelShape("gemma3_text", 1152, LAYERS, 4, 1, 256, 6912, 60000, tied=Tr
         (GEMMA2, 4, {"few": True}),
         (GEMMA3, 1, {}),
         (GEMMA3, 2, {"checkpointing": True, "critic": True}),
-        (GEMMA3, 4, {"tensor": 1, "few": True}),
+        (GEMMA3, 4, {"few": True}),
+        (MIXTURE, 1, {}),
+        (MIXTURE, 2, {"chunk": 64}),
+        (MIXTURE, 4, {"chunk": 64, "checkpointing": True, "critic": True}),
+        (MIXTURE, 8, {"chunk": 64, "context": 4, "checkpointing": True}),
+        (MANY, 1, {"few": True, "checkpointing": True}),
+        (MANY, 4, {"few": True}),
         (SMALL, 1, {"few": True}),
         (SMALL, 2, {"few": True}),
         (NARROW, 1, {"muon": True, "few": True}),
@@ -132,6 +144,7 @@ ALL = AdapterShape(32)
         (NARROW, 4, ALL, {}),
         (GEMMA2, 1, ALL, {"checkpointing": True}),
         (GEMMA3, 1, ALL, {}),
+        (MIXTURE, 2, ALL, {"chunk": 64}),
     ],
 )
 def test_of_adapters(
@@ -155,7 +168,10 @@ def test_of_adapters(
     assert fullest(rank) == pytest.approx(counted.peak, rel=0.03)
 
 
-@pytest.mark.parametrize(("shape", "ranks"), [(SMALL, 2), (WIDE, 1), (NARROW, 4), (GEMMA2, 1), (GEMMA3, 2)])
+@pytest.mark.parametrize(
+    ("shape", "ranks"),
+    [(SMALL, 2), (WIDE, 1), (NARROW, 4), (GEMMA2, 1), (GEMMA3, 2), (replace(MIXTURE, vocabulary=50), 2)],
+)
 def test_of_scoring(shape: ModelShape, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     row = LargestRow(2, 512, 16, 1024)
     rank = TrainerRank(shape, ShardLayout(ranks), row, 2, memory=MEMORY)

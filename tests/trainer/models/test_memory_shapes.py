@@ -42,6 +42,7 @@ SIZES = {
         ("qwen2", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
         ("qwen2", {"tie_word_embeddings": False}),
         ("qwen3", {"num_key_value_heads": 1, "head_dim": 64}),
+        ("qwen3_moe", {"num_key_value_heads": 2, "head_dim": 16, "num_experts": 5, "moe_intermediate_size": 24}),
         ("gemma2", {"num_key_value_heads": 2, "head_dim": 16}),
         ("gemma3_text", {"num_key_value_heads": 1, "head_dim": 32, "attention_bias": True}),
         ("qwen3", {"attention_bias": True, "head_dim": 16, "tie_word_embeddings": True}),
@@ -70,7 +71,7 @@ def test_an_adapters_matrices_are_those_that_peft_makes(targets: tuple[str, ...]
     assert Counter(AdapterShape(4, targets).layer_tensors(ModelShape.from_config(config.to_dict()))) == Counter(made)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "qwen3_moe"])
 def test_a_random_models_shape_is_that_of_the_model_that_is_built(family: str, tmp_path: Path) -> None:
     tokenizer = {"characters": "0123456789+="}
     spec = Model.model_validate(
