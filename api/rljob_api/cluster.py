@@ -10,6 +10,7 @@ HEAD: Final = "head"
 ROLLOUT: Final = "rollout"
 TRAINER: Final = "trainer"
 REWARD_MODEL: Final = "reward-model"
+JUDGE: Final = "judge"
 
 STORAGE_FOLDER: Final = "/mnt/rljob"
 """`pvc://claim/path` of the job file is this folder, then claim, then path, in all pods."""

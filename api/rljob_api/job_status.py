@@ -107,6 +107,7 @@ class ProgressStatus(StatusModel):
     engines_ready: Count | None = Field(default=None, description="Engines that serve or validate.")
     ranks_ready: Count | None = Field(default=None, description="Trainer ranks that answer.")
     scorers_ready: Count | None = Field(default=None, description="Replicas of the reward models that score.")
+    judges_ready: Count | None = Field(default=None, description="Engines of the judge that answer.")
 
     @classmethod
     def of(cls, driver: DriverStatus) -> ProgressStatus:
@@ -131,6 +132,7 @@ class ProgressStatus(StatusModel):
             engines_ready=driver.pools.rollout.ready,
             ranks_ready=driver.pools.trainer.ready,
             scorers_ready=None if driver.pools.reward_model is None else driver.pools.reward_model.ready,
+            judges_ready=None if driver.pools.judge is None else driver.pools.judge.ready,
         )
 
 

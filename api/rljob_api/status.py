@@ -23,8 +23,8 @@ DESIRED_PATH = "/v1/desired"
 METRICS_PATH = "/metrics"
 
 Count = Annotated[int, Field(ge=0, le=1000000000000)]
-RewardModelReplicas = Annotated[int, Field(ge=0, le=4096)]
-"""As many as ``spec.rewardModel`` can ask for."""
+PoolReplicas = Annotated[int, Field(ge=0, le=4096)]
+"""As many as ``spec.rewardModel`` and ``spec.judge`` can ask for."""
 Text = Annotated[str, Field(max_length=1024)]
 Name = Annotated[str, Field(max_length=253)]
 
@@ -91,8 +91,8 @@ class RolloutStatus(StatusModel):
     engines: Annotated[Listed[ReplicaStatus], Field(max_length=4096)] = Field(default=(), description="Each engine.")
 
 
-class RewardModelStatus(StatusModel):
-    """The pool of reward models."""
+class ScoringPoolStatus(StatusModel):
+    """A pool that scores: of reward models, or of judges."""
 
     desired: Count = Field(description="Replicas wanted.")
     ready: Count = Field(description="Replicas that score.")
@@ -112,9 +112,10 @@ class Pools(StatusModel):
 
     rollout: RolloutStatus = Field(description="The engines.")
     trainer: TrainerStatus = Field(description="The ranks.")
-    reward_model: RewardModelStatus | None = Field(
+    reward_model: ScoringPoolStatus | None = Field(
         default=None, description="The reward models; None: the job has no pool for them."
     )
+    judge: ScoringPoolStatus | None = Field(default=None, description="The judges; None: the job has no pool for them.")
 
 
 class Ages(StatusModel):
@@ -171,8 +172,11 @@ class Desired(SpecModel):
     generation: Count = Field(description="Generation of the RLJob that this is made from.")
     attempt: Annotated[int, Field(ge=1)] = Field(description="Attempt that is meant; another attempt's driver refuses.")
     rollout_replicas: Count | None = Field(default=None, description="Engines wanted; the surplus is drained.")
-    reward_model_replicas: RewardModelReplicas | None = Field(
+    reward_model_replicas: PoolReplicas | None = Field(
         default=None, description="Replicas of the reward models wanted; the surplus is drained."
+    )
+    judge_replicas: PoolReplicas | None = Field(
+        default=None, description="Engines of the judge wanted; the surplus is drained."
     )
     suspend: bool = Field(default=False, description="Write a checkpoint, then end with kind suspended.")
     settings: LiveSettings = Field(

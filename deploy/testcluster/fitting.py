@@ -17,7 +17,7 @@ VOLUME = "environment"
 """Name of the claim, and of the volume in the pods."""
 TRAINER_IMAGES = ("rljob/trainer:", "docker.io/rljob/trainer:")
 SECTIONS = ("head", "rollout", "trainer")
-OPTIONAL = ("rewardModel",)
+OPTIONAL = ("rewardModel", "judge")
 """Sections whose pods are there where the job has them."""
 
 Document = dict[str, Any]

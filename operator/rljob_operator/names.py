@@ -52,6 +52,7 @@ HEAD_ROLE: Final = _cluster.HEAD
 ROLLOUT: Final = _cluster.ROLLOUT
 TRAINER: Final = _cluster.TRAINER
 REWARD_MODEL: Final = _cluster.REWARD_MODEL
+JUDGE: Final = _cluster.JUDGE
 
 DASHBOARD_PORT: Final = 8265
 

@@ -52,7 +52,7 @@ def pools(job: ResolvedJob) -> list[WorkerGroup]:
         least=spec.trainer.replicas,
         most=spec.trainer.replicas,
     )
-    return [*_engines(job), trainer, *_reward_models(job)]
+    return [*_engines(job), trainer, *_scoring(job)]
 
 
 def _engines(job: ResolvedJob) -> list[WorkerGroup]:
@@ -69,15 +69,17 @@ def _engines(job: ResolvedJob) -> list[WorkerGroup]:
     return [engines]
 
 
-def _reward_models(job: ResolvedJob) -> list[WorkerGroup]:
-    pool = job.spec.reward_model
-    if pool is None:
-        return []
-    scorers = WorkerGroup(
-        role=Role(names.REWARD_MODEL, pool.pod, dict(pool.env), pool.gpus_per_replica),
-        replicas=pool.replicas,
-        least=1,
-        most=pool.replicas,
-        resizable=True,
-    )
-    return [scorers]
+def _scoring(job: ResolvedJob) -> list[WorkerGroup]:
+    """Reward models and judges, of a job that has pools for them."""
+    spec = job.spec
+    return [
+        WorkerGroup(
+            role=Role(name, pool.pod, dict(pool.env), pool.gpus_per_replica),
+            replicas=pool.replicas,
+            least=1,
+            most=pool.replicas,
+            resizable=True,
+        )
+        for name, pool in ((names.REWARD_MODEL, spec.reward_model), (names.JUDGE, spec.judge))
+        if pool is not None
+    ]

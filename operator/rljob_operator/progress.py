@@ -21,6 +21,7 @@ def desired(job: ResolvedJob, generation: int, attempt: int, *, suspend: bool = 
         attempt=attempt,
         rollout_replicas=job.spec.rollout.replicas if job.spec.placement == "separate" else None,
         reward_model_replicas=None if job.spec.reward_model is None else job.spec.reward_model.replicas,
+        judge_replicas=None if job.spec.judge is None else job.spec.judge.replicas,
         suspend=suspend or job.spec.suspend,
         settings=live_settings(job.spec) or LiveSettings(),
     )

@@ -14,7 +14,7 @@ from rljob_api.status import DriverStatus, ReplicaStatus
 from rljob_operator.actions import ClearRemoved, ReshapeGroup, ResizeGroup
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
-from rljob_operator.names import ROLLOUT
+from rljob_operator.names import JUDGE, ROLLOUT
 from rljob_operator.observed import ClusterView, GroupView, PodView
 from rljob_operator.pools import WorkerGroup
 
@@ -206,8 +206,8 @@ def _told_of(driver: DriverStatus, pool: WorkerGroup) -> Sequence[ReplicaStatus]
     """What the driver says of the pool's replicas."""
     if pool.name == ROLLOUT:
         return driver.pools.rollout.engines
-    scorers = driver.pools.reward_model
-    return () if scorers is None else scorers.replicas
+    scoring = driver.pools.judge if pool.name == JUDGE else driver.pools.reward_model
+    return () if scoring is None else scoring.replicas
 
 
 def _drained(replicas: Sequence[Replica], told: Sequence[ReplicaStatus] | None, wanted: int) -> list[Replica]:

@@ -84,6 +84,7 @@ def _locations(job: ResolvedJob) -> Iterator[tuple[str, str, bool]]:
         ("spec.model.random.tokenizer.source", random.tokenizer.source if random else None),
         ("spec.checkpoint.uri", spec.checkpoint.uri),
         ("spec.restore.from", spec.restore.from_ if spec.restore else None),
+        ("spec.judge.model.source", spec.judge.model.source if spec.judge else None),
     ]
     places += [("spec.data.train.source", part.source) for part in spec.data.train.sources]
     places += [("spec.data.validation.source", part.source) for part in spec.data.validation]

@@ -121,6 +121,12 @@ def test_defaults_are_those_of_the_models() -> None:
             ".rewardModel.pod",
             "oldSelf.suspend || !has(self.rewardModel) || !has(oldSelf.rewardModel) || self.rewardModel.pod ==",
         ),
+        ("spec.judge", ".model", "self.model == oldSelf.model"),
+        (
+            "spec",
+            ".judge.pod",
+            "oldSelf.suspend || !has(self.judge) || !has(oldSelf.judge) || self.judge.pod ==",
+        ),
         ("spec.pipeline", ".mode", "self.mode == oldSelf.mode"),
         ("spec.checkpoint", ".uri", "has(self.uri) == has(oldSelf.uri) && (!has(self.uri) || self.uri == oldSelf.uri)"),
     ],
@@ -132,7 +138,11 @@ def test_what_may_not_change(at: str, field: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "live", ["rollout.replicas", "pipeline.staleness", "pipeline.syncEvery", "suspend", "retry", "rewardModel.replicas"]
+    "live",
+    [
+        *("rollout.replicas", "rewardModel.replicas", "judge.replicas"),
+        *("pipeline.staleness", "pipeline.syncEvery", "suspend", "retry"),
+    ],
 )
 def test_what_may_change_at_any_time(live: str) -> None:
     for _, node in parts(ROOT):

@@ -33,6 +33,10 @@ JUDGE = (
     "spec: {reward: {functions: [{type: judge, "
     "judge: {baseUrl: 'http://j/v1', model: m, template: '{response}', %s}}]}}"
 )
+OWN_JUDGE = (
+    "spec: {reward: {functions: [{type: judge, judge: {template: '{response}', %s}}]}, "
+    "judge: {model: {source: a/b}, %s}}"
+)
 POOLED = "spec: {reward: {functions: [{type: rewardModel, rewardModel: {%s}}]}, rewardModel: {%s}}"
 JUDGED = "spec: {reward: {functions: [{type: judge, judge: {baseUrl: 'http://j/v1', model: m, template: %s}}]}}"
 PPO = "preset: ppo"
@@ -256,6 +260,31 @@ CASES: list[tuple[str, str, str, str]] = [
      JUDGE % "parser: {type: pattern, pattern: 'a'}", "spec.reward.functions[0].judge.parser.pattern"),
     ("patterns_of_judges_have_one_group", "{}", JUDGE % "parser: {type: pattern, pattern: '(a'}",
      "spec.reward.functions[0].judge.parser.pattern"),
+    ("judges_at_an_endpoint_are_named", "{}",
+     "spec: {reward: {functions: [{type: judge, judge: {baseUrl: 'http://j/v1', template: '{response}'}}]}}",
+     "spec.reward.functions[0].judge.model"),
+    ("judges_at_an_endpoint_are_named", OWN_JUDGE % ("", "engine: vllm"), OWN_JUDGE % ("model: m", "engine: vllm"),
+     "spec.reward.functions[0].judge.model"),
+    ("judges_at_an_endpoint_are_named", "{}", OWN_JUDGE % ("apiKeyEnv: A", "engine: vllm"),
+     "spec.reward.functions[0].judge.apiKeyEnv"),
+    ("judges_without_an_endpoint_have_a_pool", OWN_JUDGE % ("", "replicas: 2"),
+     "spec: {reward: {functions: [{type: judge, judge: {template: '{response}'}}]}}", "spec.judge"),
+    ("judges_without_an_endpoint_have_a_pool", "{}", "spec: {judge: {model: {source: a/b}}}", "spec.judge"),
+    ("engine_parallelism_fits_its_gpus", OWN_JUDGE % ("", "gpusPerReplica: 2, parallelism: {tensor: 2}"),
+     OWN_JUDGE % ("", "gpusPerReplica: 2"), "spec.judge.parallelism"),
+    ("torch_engine_runs_on_one_device", OWN_JUDGE % ("", "engine: torch"),
+     OWN_JUDGE % ("", "engine: torch, parallelism: {tensor: 2}"), "spec.judge.parallelism.tensor"),
+    ("engine_args_are_for_vllm", OWN_JUDGE % ("", "engineArgs: {enforce_eager: true}"),
+     OWN_JUDGE % ("", "engine: torch, engineArgs: {enforce_eager: true}"), "spec.judge.engineArgs"),
+    ("engine_args_exist", "{}", OWN_JUDGE % ("", "engineArgs: {enforce_eagre: true}"),
+     "spec.judge.engineArgs.enforce_eagre"),
+    ("engine_args_leave_ours_alone", "{}", OWN_JUDGE % ("", "engineArgs: {max_model_len: 5}"),
+     "spec.judge.engineArgs.max_model_len"),
+    ("environment_leaves_ours_alone", OWN_JUDGE % ("", "env: {A: x}"), OWN_JUDGE % ("", "env: {RAY_x: a}"),
+     "spec.judge.env.RAY_x"),
+    ("volume_locations_name_a_claim", "{}",
+     "spec: {reward: {functions: [{type: judge, judge: {template: '{response}'}}]}, "
+     "judge: {model: {source: 'pvc://claim/../a'}}}", "spec.judge.model.source"),
     ("judges_end_before_the_run_does", JUDGE % "deadlineSeconds: 3600", JUDGE % "deadlineSeconds: 3601",
      "spec.reward.functions[0].judge.deadlineSeconds"),
     ("reward_models_have_a_source",

@@ -48,10 +48,12 @@ def test_what_a_job_mounts_itself_it_keeps_and_the_api_takes_it() -> None:
 def test_a_pool_that_a_job_need_not_have_is_fitted_where_it_is() -> None:
     (job,) = documents("quickstart.yaml")
     _, fit = fitted([job], CHECKOUT)
-    assert "rewardModel" not in fit["spec"]
-    job["spec"]["rewardModel"] = {"replicas": 2}
+    assert {"rewardModel", "judge"}.isdisjoint(fit["spec"])
+    job["spec"] |= {"rewardModel": {"replicas": 2}, "judge": {"replicas": 3}}
     _, fit = fitted([job], CHECKOUT)
-    assert fit["spec"]["rewardModel"] == {"replicas": 2, "pod": {"volumes": [CLAIM], "volumeMounts": [MOUNT]}}
+    pod = {"volumes": [CLAIM], "volumeMounts": [MOUNT]}
+    assert fit["spec"]["rewardModel"] == {"replicas": 2, "pod": pod}
+    assert fit["spec"]["judge"] == {"replicas": 3, "pod": pod}
 
 
 def test_a_job_with_an_image_of_its_own_stays_as_it_is() -> None:

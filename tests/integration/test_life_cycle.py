@@ -110,39 +110,48 @@ async def test_scaling_up_adds_pods_to_a_running_job(world: World) -> None:
     await world.until_condition("growing", "Resizing", "False", "AtSize")
 
 
-async def test_a_pool_of_reward_models_grows_and_shrinks_beside_the_engines(world: World) -> None:
+async def test_pools_that_score_grow_and_shrink_beside_the_engines(world: World) -> None:
     world.start_operator()
-    scored = {"functions": [{"type": "rewardModel", "rewardModel": {"source": "/models/scores"}}]}
+    scored = {
+        "functions": [
+            {"type": "rewardModel", "rewardModel": {"source": "/models/scores"}},
+            {"type": "judge", "judge": {"template": "{response}"}},
+        ]
+    }
+    pools = {"rewardModel": {"replicas": 2}, "judge": {"model": {"source": "/models/judge"}}}
     play = Play(steps=None, drains=False)
-    await world.apply(job_document("scored", reward=scored, rewardModel={"replicas": 2}), play)
+    await world.apply(job_document("scored", reward=scored, **pools), play)
     job = await world.until_condition("scored", "Running", "True", "Training")
-    await world.until("all pods", lambda: _counts(world, 2, 2))
+    await world.until("all pods", lambda: _counts(world, 2, 2, 1))
     job = await world.until_condition("scored", "ClusterReady", "True", "PoolsReady")
     assert job["status"]["pools"]["reward-model"]["summary"] == "2/2"
     _, row = world.plane.kubectl("get", "rlj", "scored", "-n", world.namespace, "-o", "wide").stdout.splitlines()
-    assert row.split()[7:10] == ["2/2", "1/1", "2/2"]
-    await world.patch("scored", {"rewardModel": {"replicas": 3}, "rollout": {"replicas": 3}})
-    await world.until("both have grown", lambda: _counts(world, 3, 3))
+    assert row.split()[7:11] == ["2/2", "1/1", "2/2", "1/1"]
+    await world.patch("scored", {"rewardModel": {"replicas": 3}, "rollout": {"replicas": 3}, "judge": {"replicas": 2}})
+    await world.until("all have grown", lambda: _counts(world, 3, 3, 2))
     await world.until_condition("scored", "Resizing", "False", "AtSize")
-    await world.patch("scored", {"rewardModel": {"replicas": 1}})
+    await world.patch("scored", {"rewardModel": {"replicas": 1}, "judge": {"replicas": 1}})
     await world.until_condition("scored", "Resizing", "True", "Draining")
-    assert await _counts(world, 3, 3)
+    assert await _counts(world, 3, 3, 2)
     play.drains = True
-    await world.until("two replicas have gone", lambda: _counts(world, 3, 1))
+    await world.until("three replicas have gone", lambda: _counts(world, 3, 1, 1))
     (driver,) = world.drivers("scored")
-    assert (driver.desired[-1].reward_model_replicas, driver.desired[-1].rollout_replicas) == (1, 3)
+    wish = driver.desired[-1]
+    assert (wish.reward_model_replicas, wish.judge_replicas, wish.rollout_replicas) == (1, 1, 3)
     job = await world.until_condition("scored", "Resizing", "False", "AtSize")
-    assert job["status"]["pools"]["reward-model"]["replicas"] == 1
-    assert job["status"]["progress"]["scorersReady"] == 1
-    # What pods look like, and whether the pool is there at all, waits for a suspension.
-    for change in ({"rewardModel": None}, {"rewardModel": {"gpusPerReplica": 1}}):
+    assert [job["status"]["pools"][pool]["replicas"] for pool in ("reward-model", "judge")] == [1, 1]
+    assert [job["status"]["progress"][ready] for ready in ("scorersReady", "judgesReady")] == [1, 1]
+    # What pods look like, and whether a pool is there at all, waits for a suspension; which model judges for ever.
+    for change in ({"rewardModel": None}, {"rewardModel": {"gpusPerReplica": 1}}, {"judge": {"gpusPerReplica": 1}}):
         with pytest.raises(ApiCallError, match="while the job is suspended only"):
             await world.patch("scored", change)
+    with pytest.raises(ApiCallError, match="cannot be changed after creation"):
+        await world.patch("scored", {"judge": {"model": {"source": "/models/other"}}})
 
 
-async def _counts(world: World, engines: int, scorers: int) -> bool:
+async def _counts(world: World, engines: int, scorers: int, judges: int) -> bool:
     groups = [pod["metadata"]["labels"].get("ray.io/group") for pod in await world.pods()]
-    return (groups.count("rollout"), groups.count("reward-model")) == (engines, scorers)
+    return tuple(map(groups.count, ("rollout", "reward-model", "judge"))) == (engines, scorers, judges)
 
 
 async def test_a_lost_head_means_a_new_cluster_and_the_next_attempt(world: World) -> None:

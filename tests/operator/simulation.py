@@ -17,8 +17,8 @@ from rljob_api.status import (
     LastCheckpoint,
     Pools,
     ReplicaStatus,
-    RewardModelStatus,
     RolloutStatus,
+    ScoringPoolStatus,
     TrainerStatus,
 )
 from rljob_operator import actions as do
@@ -81,6 +81,8 @@ class Driver:
     """Engines that the job file asked for when it began."""
     scorers: int = 0
     """Replicas of the reward models that the job file asked for when it began."""
+    judges: int = 0
+    """The same of the judge's engines."""
     used: set[str] = field(default_factory=set)
     """Pods on which it ever started an engine or a reward model."""
     drained: set[str] = field(default_factory=set)
@@ -299,10 +301,11 @@ class World:
             return False
         if self.driver_on(action.cluster, action.attempt) is None:
             replicas = self.spec["rollout"]["replicas"]
-            scorers = self.spec["rewardModel"].get("replicas", 1) if "rewardModel" in self.spec else 0
-            self.drivers.append(
-                Driver(action.attempt, head.uid, generation=action.generation, replicas=replicas, scorers=scorers)
+            scorers, judges = (
+                self.spec[pool].get("replicas", 1) if pool in self.spec else 0 for pool in ("rewardModel", "judge")
             )
+            sizes = {"replicas": replicas, "scorers": scorers, "judges": judges}
+            self.drivers.append(Driver(action.attempt, head.uid, generation=action.generation, **sizes))
             self.submissions.append(action.attempt)
         return True
 
@@ -407,6 +410,7 @@ class World:
             elif wanted is not None:
                 self._drain(driver, self.engines(driver), wanted.rollout_replicas)
                 self._drain(driver, self.scorers(driver), wanted.reward_model_replicas)
+                self._drain(driver, self.judges(driver), wanted.judge_replicas)
 
     def _drain(self, driver: Driver, pods: list[str], wanted: int | None) -> None:
         while wanted is not None and len(pods) - len(driver.drained & set(pods)) > wanted:
@@ -426,6 +430,11 @@ class World:
         told = driver.desired.reward_model_replicas if driver.desired is not None else None
         return self._used(driver, "reward-model", driver.scorers if told is None else told)
 
+    def judges(self, driver: Driver) -> list[str]:
+        """Pods on which it has engines that judge."""
+        told = driver.desired.judge_replicas if driver.desired is not None else None
+        return self._used(driver, "judge", driver.judges if told is None else told)
+
     def _used(self, driver: Driver, group: str, wanted: int) -> list[str]:
         head = next((pod for pod in self.pods.values() if pod.uid == driver.head), None)
         if head is None:
@@ -438,12 +447,12 @@ class World:
         return [name for name in ready if name in driver.used]
 
     def answer(self, driver: Driver) -> DriverStatus:
-        engines, scorers = (
+        engines, scorers, judges = (
             tuple(
                 ReplicaStatus(name=name, pod=name, state="serving", safe_to_delete=name in driver.drained)
                 for name in names
             )
-            for names in (self.engines(driver), self.scorers(driver))
+            for names in (self.engines(driver), self.scorers(driver), self.judges(driver))
         )
         checkpoint = None
         if self.checkpoint_step is not None:
@@ -456,8 +465,11 @@ class World:
             pools=Pools(
                 rollout=RolloutStatus(desired=len(engines), ready=len(engines), engines=engines),
                 trainer=TrainerStatus(desired=1, ready=1),
-                reward_model=RewardModelStatus(desired=len(scorers), ready=len(scorers), replicas=scorers)
+                reward_model=ScoringPoolStatus(desired=len(scorers), ready=len(scorers), replicas=scorers)
                 if "rewardModel" in self.spec
+                else None,
+                judge=ScoringPoolStatus(desired=len(judges), ready=len(judges), replicas=judges)
+                if "judge" in self.spec
                 else None,
             ),
             checkpoint=checkpoint,

@@ -25,14 +25,19 @@ class Lives(RuleBasedStateMachine):
         limit=st.integers(0, 3),
         replicas=st.integers(1, 3),
         scorers=st.integers(0, 3),
+        judges=st.integers(0, 2),
         suspended=st.booleans(),
         queued=st.booleans(),
     )
-    def create(self, limit: int, replicas: int, scorers: int, suspended: bool, queued: bool) -> None:
+    def create(self, limit: int, replicas: int, scorers: int, judges: int, suspended: bool, queued: bool) -> None:
         spec = job_spec(retry={"limit": limit, "backoffSeconds": 5}, rollout={"replicas": replicas})
         if scorers:
             spec["reward"] = {"functions": [{"type": "rewardModel", "rewardModel": {"source": "/models/scores"}}]}
             spec["rewardModel"] = {"replicas": scorers}
+        if judges:
+            judged = {"type": "judge", "judge": {"template": "{response}"}}
+            spec["reward"] = {"functions": [judged, *(spec["reward"]["functions"] if scorers else ())]}
+            spec["judge"] = {"model": {"source": "/models/judge"}, "replicas": judges}
         if suspended:
             spec["suspend"] = True
         if queued:
@@ -71,6 +76,11 @@ class Lives(RuleBasedStateMachine):
     @rule(replicas=st.integers(1, 4))
     def scale_reward_models(self, replicas: int) -> None:
         self.world.edit(rewardModel={"replicas": replicas})
+
+    @precondition(lambda self: "judge" in self.world.spec)
+    @rule(replicas=st.integers(1, 3))
+    def scale_judges(self, replicas: int) -> None:
+        self.world.edit(judge={"replicas": replicas})
 
     @rule(value=st.booleans())
     def suspend(self, value: bool) -> None:

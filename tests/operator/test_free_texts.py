@@ -131,6 +131,18 @@ LAYERS: list[dict[str, Any]] = [
         },
         "rewardModel": {"env": {"E": MARK}, "pod": POD},
     },
+    *(
+        {
+            "reward": {"functions": [{"type": "judge", "judge": {"template": f"{{response}} {MARK}", "system": MARK}}]},
+            "judge": {
+                "model": {"source": source, "revision": MARK, "chatTemplate": MARK},
+                "engineArgs": {"hf_overrides": {MARK: MARK}},
+                "env": {"E": MARK},
+                "pod": POD,
+            },
+        }
+        for source in (MARK, f"pvc://claim/{MARK}")
+    ),
     {"rollout": {"environment": {"type": "tools", "tools": [{"type": "calculator", "description": MARK}]}}},
 ]
 """Further settings, for texts that can't be in one job with all others."""

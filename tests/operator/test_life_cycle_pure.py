@@ -302,6 +302,43 @@ def test_reward_models_that_come_or_go_need_another_cluster() -> None:
     assert with_pool == other_size != without
 
 
+JUDGED = {"functions": [{"type": "judge", "judge": {"template": "{response}"}}]}
+
+
+def judge(replicas: int) -> dict[str, object]:
+    return {"model": {"source": "/models/judge"}, "replicas": replicas}
+
+
+def test_a_judges_engines_come_are_drained_and_go() -> None:
+    world = World(spec=job_spec(reward=JUDGED, judge=judge(3)))
+    world.quota = 1 + 2 + 1 + 1
+    world.settle(6)
+    assert (world.submissions, world.status.pools["judge"].summary) == ([1], "1/3")
+    world.quota = None
+    world.settle(4)
+    assert world.status.ready == "6/6"
+    world.edit(judge={"replicas": 1})
+    world.settle(4, train=False)
+    assert len(pods_of(world, "judge")) == 3
+    said = world.status.by_type["Resizing"]
+    assert (said.reason, said.message) == ("Draining", "judge: 2 of 3 replicas hand back their samples")
+    world.settle(8)
+    (driver,) = world.running()
+    assert sorted(world.removed) == sorted(driver.drained)
+    assert (len(pods_of(world, "judge")), world.submissions) == (1, [1])
+    assert driver.desired is not None
+    assert (driver.desired.judge_replicas, driver.desired.reward_model_replicas) == (1, None)
+    assert world.status.progress is not None
+    assert (world.status.progress.judges_ready, world.status.progress.scorers_ready) == (1, None)
+    # Suspended, its pods go with all others, and come back.
+    world.edit(suspend=True)
+    world.settle(8)
+    assert not world.pods
+    world.edit(suspend=False)
+    world.settle(8)
+    assert len(pods_of(world, "judge")) == 1
+
+
 def test_pods_on_which_a_new_driver_starts_no_engine_are_not_waited_for() -> None:
     world = running(retry={"limit": 3, "backoffSeconds": 0})
     world.end(world.running()[0], "failed", 75)

@@ -79,6 +79,25 @@ def test_reward_models_have_a_group_of_their_own() -> None:
     assert cpus_of_ray("spec.rewardModel.pod", spec.reward_model.pod, 0) == 4
 
 
+def test_a_judges_engines_have_a_group_of_their_own() -> None:
+    judged = {"functions": [{"type": "judge", "judge": {"template": "{response}"}}]}
+    pool = {
+        "model": {"source": "pvc://models/judge"},
+        "replicas": 2,
+        "gpusPerReplica": 4,
+        "parallelism": {"tensor": 4},
+        "env": {"A": "b"},
+    }
+    made = cluster(reward=judged, judge=pool)
+    *_, judges = made["spec"]["workerGroupSpecs"]  # type: ignore[index]
+    assert (judges["groupName"], judges["replicas"], judges["minReplicas"]) == ("judge", 2, 0)
+    assert judges["labels"] == {"rljob.dev/role": "judge"}
+    (container,) = judges["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+    assert {"name": "A", "value": "b"} in container["env"]
+    assert "/mnt/rljob/models" in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
 @pytest.mark.parametrize(
     ("pod", "cpus"),
     [

@@ -39,6 +39,10 @@ def creates(made: World) -> bool:
 STATE = {"checkpoint": {"uri": "pvc://state/runs"}}
 MODEL = {"model": {"source": "pvc://models/tiny"}, "checkpoint": {"uri": None}}
 CODE = {"code": [{"pvc": "mine"}]}
+JUDGED = {
+    "reward": {"functions": [{"type": "judge", "judge": {"template": "{response}"}}]},
+    "judge": {"model": {"source": "pvc://judges/v1"}},
+}
 SCORED = {"reward": {"functions": [{"type": "rewardModel", "rewardModel": {"source": "pvc://scores/v1"}}]}}
 
 
@@ -64,6 +68,8 @@ SCORED = {"reward": {"functions": [{"type": "rewardModel", "rewardModel": {"sour
         (CODE, bound("mine", RWO), "VolumeNotShared"),
         (CODE, None, "VolumeMissing"),
         (SCORED, bound("scores", ROX), ""),
+        (JUDGED, bound("judges", ROX), ""),
+        (JUDGED, None, "VolumeMissing"),
         (SCORED, bound("scores", RWO), "VolumeNotShared"),
         (SCORED, None, "VolumeMissing"),
     ],

@@ -82,6 +82,7 @@ def test_the_parts_that_want_torch_alone_run_with_what_is_carried_beside_it_and_
     assert figures(outcomes["learner"])["small, bfloat16: update_actor"] > 0
     # As the learner's own tests have it: programs and layers as they are have one gradient.
     assert figures(outcomes["compile"])["compile: gradient, relative difference"] < 1e-5
+    assert figures(outcomes["compile"])["compile: first pass against scores, compiled, largest difference"] == 0
     written = json.loads((tmp_path / "gpu_on_cpu.json").read_text())["results"]
     assert list(written) == names
 

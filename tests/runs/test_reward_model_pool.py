@@ -17,12 +17,12 @@ from reward_models import alone, made
 from test_drive import Attempts
 
 from rljob_api import cluster
-from rljob_api.status import ReplicaStatus, RewardModelStatus
+from rljob_api.status import ReplicaStatus, ScoringPoolStatus
 
 DIGITS = "0123456789=\n"
 
 
-def pool_of(client: Client) -> RewardModelStatus:
+def pool_of(client: Client) -> ScoringPoolStatus:
     pool = client.status().pools.reward_model
     assert pool is not None
     return pool

@@ -43,6 +43,7 @@ _COLUMNS: tuple[tuple[str, str, str, int, str], ...] = (
     ("Rollout", "string", ".status.pools.rollout.summary", 1, "Ready rollout replicas of those wanted."),
     ("Trainer", "string", ".status.pools.trainer.summary", 1, "Ready trainer replicas of those wanted."),
     ("Reward-Models", "string", ".status.pools.reward-model.summary", 1, "Ready replicas of the reward models."),
+    ("Judges", "string", ".status.pools.judge.summary", 1, "Ready engines of the judge."),
     ("Oldest-Age", "integer", ".status.progress.oldestAge", 1, "Largest age of samples last trained, in versions."),
     ("Attempt", "integer", ".status.attempt", 1, "Number of the newest attempt."),
     ("Algorithm", "string", ".spec.algorithm.preset", 1, "Preset of the job."),

@@ -45,7 +45,8 @@ FUNCTION: Path = (*REWARD, "functions", "[]")
 ALGORITHM: Path = ("spec", "algorithm")
 CORRECTION: Path = (*ALGORITHM, "rolloutCorrection")
 TRAINER: Path = ("spec", "trainer")
-POOLS = ("rollout", "trainer", "rewardModel")
+POOLS = ("rollout", "trainer", "rewardModel", "judge")
+ENGINE_POOLS = ("rollout", "judge")
 PODS: tuple[Path, ...] = tuple(("spec", role, "pod") for role in (*POOLS, "head"))
 
 COMPARING = [name for name, method in ESTIMATORS.items() if method.compares_samples]

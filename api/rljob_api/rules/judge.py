@@ -1,4 +1,4 @@
-"""Rules about spec.reward.functions[].judge."""
+"""Rules about spec.reward.functions[].judge and spec.judge, the pool that serves it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _judges(job: Job) -> Iterator[tuple[str, JudgeSpec]]:
     cel=Cel(
         FUNCTION,
         "(self.type == 'judge') == has(self.judge)",
-        "belongs to type judge, which needs it; write baseUrl, model and template",
+        "belongs to type judge, which needs it; write its template, and baseUrl and model of an endpoint",
         ".judge",
     )
 )
@@ -34,9 +34,65 @@ def judge_rewards_have_a_judge(job: Job) -> Iterator[Violation]:
     for index, function in enumerate(job.spec.reward.functions):
         path = f"spec.reward.functions[{index}].judge"
         if function.type == "judge" and function.judge is None:
-            yield Violation(path, "is required by type judge", "write baseUrl, model and template")
+            yield Violation(
+                path, "is required by type judge", "write its template, and baseUrl and model of an endpoint"
+            )
         if function.type != "judge" and function.judge is not None:
             yield Violation(path, f"has no meaning for type {function.type}", "remove it, or use type: judge")
+
+
+@rule(
+    cel=[
+        Cel(
+            _JUDGE,
+            "has(self.baseUrl) == has(self.model)",
+            "an endpoint has a baseUrl and a model, a judge of spec.judge neither; write both, or none",
+            ".model",
+        ),
+        Cel(
+            _JUDGE,
+            "has(self.baseUrl) || !has(self.apiKeyEnv)",
+            "is a key for baseUrl, which is not there; remove it",
+            ".apiKeyEnv",
+        ),
+    ]
+)
+def judges_at_an_endpoint_are_named(job: Job) -> Iterator[Violation]:
+    for path, judge in _judges(job):
+        if judge.base_url is not None and judge.model is None:
+            yield Violation(f"{path}.model", "is required with baseUrl", "write what the endpoint calls it")
+        if judge.base_url is None and judge.model is not None:
+            yield Violation(
+                f"{path}.model",
+                "names a model of an endpoint, and there is no baseUrl",
+                "write baseUrl, or remove it: the model of the job's own engines is spec.judge.model",
+            )
+        if judge.base_url is None and judge.api_key_env is not None:
+            yield Violation(f"{path}.apiKeyEnv", "is a key for baseUrl, which is not there", "remove it")
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "has(self.judge) == self.reward.functions.exists(f, has(f.judge) && !has(f.judge.baseUrl))",
+        "belongs to judges of reward.functions without baseUrl, which need it; write its model, or a baseUrl for each",
+        ".judge",
+    )
+)
+def judges_without_an_endpoint_have_a_pool(job: Job) -> Iterator[Violation]:
+    own = [path for path, judge in _judges(job) if judge.base_url is None]
+    if own and job.spec.judge is None:
+        yield Violation(
+            "spec.judge",
+            f"is required by {own[0]}, which has no baseUrl",
+            "write its model (spec.judge.model.source), or the baseUrl and model of an endpoint",
+        )
+    if not own and job.spec.judge is not None:
+        yield Violation(
+            "spec.judge",
+            "no judge of reward.functions is served by it",
+            "remove it, or a judge's baseUrl and model",
+        )
 
 
 @rule(not_in_cel="the content of params is hidden from CEL")

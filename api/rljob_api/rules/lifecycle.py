@@ -114,6 +114,7 @@ def locations_have_known_schemes(job: Job) -> Iterator[Violation]:
         for at, field in (
             *PLACES_OF_STATE,
             *((at, "source") for at in (MODEL, TRAIN, (*TRAIN, "parts", "[]"), VALIDATION, (*FUNCTION, "rewardModel"))),
+            (("spec", "judge", "model"), "source"),
         )
     ]
 )
@@ -123,6 +124,7 @@ def volume_locations_name_a_claim(job: Job) -> Iterator[Violation]:
         ("spec.model.source", spec.model.source),
         ("spec.checkpoint.uri", spec.checkpoint.uri),
         ("spec.restore.from", spec.restore.from_ if spec.restore else None),
+        ("spec.judge.model.source", spec.judge.model.source if spec.judge else None),
     ]
     places += [(f"{path}.source", part.source) for path, part in job.train_parts]
     places += [(f"spec.data.validation[{i}].source", part.source) for i, part in enumerate(spec.data.validation)]

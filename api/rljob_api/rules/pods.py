@@ -200,7 +200,8 @@ def labels_of_kueue_are_understood(job: Job) -> Iterator[Violation]:
             yield Violation(path, f"names the queue {value}, but {said}", f"set spec.queueName: {value}, or remove it")
     for name in job.metadata.annotations:
         if name.startswith(OF_KUEUE):
-            elastic = f"{name} is set on the cluster where the job can be resized (placement: separate, or rewardModel)"
+            resized = "placement: separate, rewardModel or judge"
+            elastic = f"{name} is set on the cluster where the job can be resized ({resized})"
             yield Violation(
                 f"metadata.annotations[{name}]",
                 "is not passed on to the job's cluster",

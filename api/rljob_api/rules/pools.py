@@ -1,4 +1,4 @@
-"""Rules about placement, spec.rollout and spec.trainer."""
+"""Rules about placement, spec.rollout, spec.trainer, and what all pools of engines have in common."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from rljob_api.engine_args import ENGINE_ARGS, SET_BY_RLJOB
 from rljob_api.problems import did_you_mean
 from rljob_api.rules import cel
-from rljob_api.rules.cel import PODS, POOLS, SPEC, TRAINER, Cel, one_of
+from rljob_api.rules.cel import ENGINE_POOLS, PODS, POOLS, SPEC, TRAINER, Cel, one_of
 from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
 
 RESERVED_ENV = ("RAY_", "RLJOB_", "KUBERAY_", "MASTER_", "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+_FITS = "parallelism.tensor must equal gpusPerReplica; change one of them"
 _POOLED = "colocated engines take the trainer's devices and have no pool of their own; remove it"
 
 
@@ -80,23 +81,33 @@ def colocated_engines_fill_the_ranks(job: Job) -> Iterator[Violation]:
 
 
 @rule(
-    cel=Cel(
-        SPEC,
-        f"{cel.IS_COLOCATED} || self.rollout.gpusPerReplica == 0 || "
-        "self.rollout.gpusPerReplica == self.rollout.parallelism.tensor",
-        "parallelism.tensor must equal gpusPerReplica; change one of them",
-        ".rollout.parallelism",
-    )
+    cel=[
+        Cel(
+            SPEC,
+            f"{cel.IS_COLOCATED} || self.rollout.gpusPerReplica == 0 || "
+            "self.rollout.gpusPerReplica == self.rollout.parallelism.tensor",
+            _FITS,
+            ".rollout.parallelism",
+        ),
+        Cel(
+            ("spec", "judge"),
+            "self.gpusPerReplica == 0 || self.gpusPerReplica == self.parallelism.tensor",
+            _FITS,
+            ".parallelism",
+        ),
+    ]
 )
 def engine_parallelism_fits_its_gpus(job: Job) -> Iterator[Violation]:
-    rollout = job.spec.rollout
-    size = rollout.parallelism.tensor
-    if job.resolved.placement == "separate" and rollout.gpus_per_replica and size != rollout.gpus_per_replica:
-        yield Violation(
-            "spec.rollout.parallelism",
-            f"tensor = {size} needs {size} GPUs, but rollout.gpusPerReplica is {rollout.gpus_per_replica}",
-            f"set gpusPerReplica: {size}, or change parallelism",
-        )
+    for path, pool in job.engines:
+        if path == "spec.rollout" and job.resolved.placement != "separate":
+            continue
+        size, gpus = pool.parallelism.tensor, pool.gpus_per_replica
+        if gpus and size != gpus:
+            yield Violation(
+                f"{path}.parallelism",
+                f"tensor = {size} needs {size} GPUs, but {path.removeprefix('spec.')}.gpusPerReplica is {gpus}",
+                f"set gpusPerReplica: {size}, or change parallelism",
+            )
 
 
 @rule(
@@ -134,49 +145,54 @@ def replicas_lie_between_least_and_most(job: Job) -> Iterator[Violation]:
 
 
 @rule(
-    cel=Cel(
-        ("spec", "rollout"),
-        "self.engine != 'torch' || self.parallelism.tensor == 1",
-        "the torch engine runs on one device; set it to 1, or use engine: vllm",
-        ".parallelism.tensor",
-    )
+    cel=[
+        Cel(
+            ("spec", pool),
+            "self.engine != 'torch' || self.parallelism.tensor == 1",
+            "the torch engine runs on one device; set it to 1, or use engine: vllm",
+            ".parallelism.tensor",
+        )
+        for pool in ENGINE_POOLS
+    ]
 )
 def torch_engine_runs_on_one_device(job: Job) -> Iterator[Violation]:
-    rollout = job.spec.rollout
-    if rollout.engine == "torch" and rollout.parallelism.tensor > 1:
-        yield Violation(
-            "spec.rollout.parallelism.tensor",
-            "the torch engine runs on one device",
-            "set it to 1, or use engine: vllm",
-        )
+    for path, pool in job.engines:
+        if pool.engine == "torch" and pool.parallelism.tensor > 1:
+            yield Violation(
+                f"{path}.parallelism.tensor",
+                "the torch engine runs on one device",
+                "set it to 1, or use engine: vllm",
+            )
 
 
 @rule(not_in_cel="the content of engineArgs is hidden from CEL")
 def engine_args_are_for_vllm(job: Job) -> Iterator[Violation]:
-    if job.spec.rollout.engine == "torch" and job.spec.rollout.engine_args:
-        yield Violation("spec.rollout.engineArgs", "the torch engine takes none", "remove them, or use engine: vllm")
+    for path, pool in job.engines:
+        if pool.engine == "torch" and pool.engine_args:
+            yield Violation(f"{path}.engineArgs", "the torch engine takes none", "remove them, or use engine: vllm")
 
 
 @rule(not_in_cel="the content of engineArgs is hidden from CEL")
 def engine_args_exist(job: Job) -> Iterator[Violation]:
-    for name in job.spec.rollout.engine_args:
-        if name in ENGINE_ARGS or name in SET_BY_RLJOB:
-            continue
-        close = did_you_mean(name, ENGINE_ARGS)
-        yield Violation(
-            f"spec.rollout.engineArgs.{name}",
-            "vLLM's EngineArgs have no such name",
-            f"did you mean {close}?" if close else "see vLLM's documentation of EngineArgs",
-        )
+    for path, pool in job.engines:
+        for name in pool.engine_args:
+            if name in ENGINE_ARGS or name in SET_BY_RLJOB:
+                continue
+            close = did_you_mean(name, ENGINE_ARGS)
+            yield Violation(
+                f"{path}.engineArgs.{name}",
+                "vLLM's EngineArgs have no such name",
+                f"did you mean {close}?" if close else "see vLLM's documentation of EngineArgs",
+            )
 
 
 @rule(not_in_cel="the content of engineArgs is hidden from CEL")
 def engine_args_leave_ours_alone(job: Job) -> Iterator[Violation]:
-    for name in job.spec.rollout.engine_args:
-        if name in SET_BY_RLJOB:
-            yield Violation(
-                f"spec.rollout.engineArgs.{name}", "is set by rljob itself", SET_BY_RLJOB[name] or "remove it"
-            )
+    for path, pool in job.engines:
+        for name in pool.engine_args:
+            if name in SET_BY_RLJOB:
+                instead = SET_BY_RLJOB[name] if path == "spec.rollout" else "remove it; see spec.judge"
+                yield Violation(f"{path}.engineArgs.{name}", "is set by rljob itself", instead or "remove it")
 
 
 @rule(

@@ -16,7 +16,7 @@ from rljob_api.rules.cel import Cel
 from rljob_api.spec.data import TrainPart
 from rljob_api.spec.job import Metadata, RLJob, Spec
 from rljob_api.spec.pod import Pod
-from rljob_api.spec.pools import RewardModelPool, RolloutSpec, TrainerSpec
+from rljob_api.spec.pools import JudgePool, RewardModelPool, RolloutSpec, TrainerSpec
 from rljob_api.violations import Violation
 
 
@@ -62,11 +62,22 @@ class Job:
         return [*((f"{path}.pod", pool.pod) for path, pool in self.pools), ("spec.head.pod", spec.head.pod)]
 
     @property
-    def pools(self) -> list[tuple[str, RolloutSpec | TrainerSpec | RewardModelPool]]:
+    def pools(self) -> list[tuple[str, RolloutSpec | TrainerSpec | RewardModelPool | JudgePool]]:
         """The settings of the pools, with their paths."""
         spec = self.spec
-        own = [] if spec.reward_model is None else [("spec.rewardModel", spec.reward_model)]
-        return [("spec.rollout", spec.rollout), ("spec.trainer", spec.trainer), *own]
+        found: list[tuple[str, RolloutSpec | TrainerSpec | RewardModelPool | JudgePool | None]] = [
+            ("spec.rollout", spec.rollout),
+            ("spec.trainer", spec.trainer),
+            ("spec.rewardModel", spec.reward_model),
+            ("spec.judge", spec.judge),
+        ]
+        return [(path, pool) for path, pool in found if pool is not None]
+
+    @property
+    def engines(self) -> list[tuple[str, RolloutSpec | JudgePool]]:
+        """The settings of the pools of engines, with their paths."""
+        judge = self.spec.judge
+        return [("spec.rollout", self.spec.rollout), *([] if judge is None else [("spec.judge", judge)])]
 
     @property
     def train_parts(self) -> list[tuple[str, TrainPart]]:

@@ -24,7 +24,7 @@ from rljob_api.spec.lifecycle import CheckpointSpec, Deadlines, Logging, Restore
 from rljob_api.spec.model import Model
 from rljob_api.spec.pipeline import Batch, PipelineSpec, Stop
 from rljob_api.spec.pod import Code, HeadPod, LabelMap
-from rljob_api.spec.pools import Placement, RewardModelPool, RolloutSpec, TrainerSpec, WeightsSpec
+from rljob_api.spec.pools import JudgePool, Placement, RewardModelPool, RolloutSpec, TrainerSpec, WeightsSpec
 from rljob_api.spec.reward import Reward
 
 API_VERSION = "rljob.dev/v1alpha1"
@@ -70,6 +70,9 @@ class Spec(SpecModel):
     trainer: TrainerSpec = Field(default=TrainerSpec(), description="The pool of ranks that train.")
     reward_model: Annotated[RewardModelPool | None, SUSPENDED] = Field(
         default=None, description="A pool for reward models. Default: they are computed beside the driver."
+    )
+    judge: Annotated[JudgePool | None, SUSPENDED] = Field(
+        default=None, description="A pool of engines for judges without a baseUrl. Default: there are none."
     )
     weights: WeightsSpec = Field(default=WeightsSpec(), description="How weights go from trainer to engines.")
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="When the state is saved, and where.")

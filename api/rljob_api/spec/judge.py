@@ -1,4 +1,5 @@
-"""spec.reward.functions[].judge: a language model behind an OpenAI-compatible endpoint that scores responses."""
+"""spec.reward.functions[].judge: a language model that scores responses, behind an OpenAI-compatible endpoint or on the
+job's own engines (spec.judge)."""
 
 from __future__ import annotations
 
@@ -48,10 +49,14 @@ class JudgeParser(SpecModel):
 
 
 class JudgeSpec(SpecModel):
-    """Another model's opinion, asked for over HTTP (POST baseUrl/chat/completions)."""
+    """Another model's opinion: of an endpoint, asked over HTTP (POST baseUrl/chat/completions), or of spec.judge."""
 
-    base_url: BaseUrl = Field(description="Such as https://api.example.com/v1; without user, password and query.")
-    model: ShortText = Field(description="As the endpoint calls it.")
+    base_url: BaseUrl | None = Field(
+        default=None,
+        description="Such as https://api.example.com/v1; without user, password and query. Default: spec.judge is "
+        "asked, a pool of the job's own.",
+    )
+    model: ShortText | None = Field(default=None, description="As the endpoint calls it; with baseUrl alone.")
     api_key_env: EnvName | None = Field(
         default=None,
         description="Environment variable of the driver with the API key (on a cluster head.pod.env, from a Secret). "
@@ -65,7 +70,12 @@ class JudgeSpec(SpecModel):
     parser: JudgeParser = Field(default=JudgeParser(), description="How a score is read from its answer.")
     temperature: float = Field(default=0.0, ge=0, le=2, description="Of the judge.")
     max_tokens: int = Field(default=1024, ge=1, le=1048576, description="Longest answer; a longer one has no score.")
-    concurrency: int = Field(default=16, ge=1, le=4096, description="Requests at once.")
+    concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Requests at once. Default: 16 of an endpoint, of spec.judge as many as its engines take.",
+    )
     requests_per_minute: int | None = Field(
         default=None, ge=1, le=1000000, description="Most requests begun in any 60 seconds. Default: no limit."
     )
@@ -76,7 +86,12 @@ class JudgeSpec(SpecModel):
         description="Most tokens in any 60 seconds: those of questions and answers, estimated from the text and "
         "maxTokens until the endpoint has counted. Default: no limit.",
     )
-    request_seconds: int = Field(default=60, ge=1, le=86400, description="Longest time of one request.")
+    request_seconds: int = Field(
+        default=60,
+        ge=1,
+        le=86400,
+        description="Longest time of one request; of spec.judge: the longest in which it answers none.",
+    )
     deadline_seconds: int = Field(
         default=600,
         ge=1,

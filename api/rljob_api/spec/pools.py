@@ -1,4 +1,5 @@
-"""spec.rollout, spec.trainer, spec.rewardModel and spec.weights: the pools and the way of the weights between them."""
+"""spec.rollout, spec.trainer, spec.rewardModel, spec.judge and spec.weights: the pools and the way of the weights
+between them."""
 
 from __future__ import annotations
 
@@ -6,9 +7,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.spec.base import IN_MODULE, LIVE, SUSPENDED, EnvMap, Fallback, FreeForm, SpecModel
+from rljob_api.spec.base import (
+    IN_MODULE,
+    LIVE,
+    NEVER,
+    SUSPENDED,
+    EnvMap,
+    Fallback,
+    FreeForm,
+    Location,
+    LongText,
+    ShortText,
+    SpecModel,
+)
 from rljob_api.spec.data import SamplingSpec
 from rljob_api.spec.environment import EnvironmentSpec
+from rljob_api.spec.model import Dtype
 from rljob_api.spec.pod import Pod
 
 Engine = Literal["vllm", "torch"]
@@ -178,6 +192,47 @@ class RewardModelPool(SpecModel):
         default=0, ge=0, le=1, description="GPUs of one replica. 0: on the CPUs of its pod, one thread for each."
     )
     env: Annotated[EnvMap, SUSPENDED] = Field(default={}, description="Environment variables of the replicas.")
+    pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")
+
+
+class JudgeModel(SpecModel):
+    """The language model that judges. Its weights never change."""
+
+    source: Location = Field(description="Path, hub id or pvc://claim/path.")
+    revision: ShortText | None = Field(default=None, description="Branch, tag or commit of a hub id.")
+    dtype: Dtype = Field(default="auto", description="Of the weights. auto: bfloat16 on GPU, float32 on CPU.")
+    chat_template: LongText | None = Field(
+        default=None, description="Jinja chat template that replaces the tokenizer's own."
+    )
+
+
+class JudgePool(SpecModel):
+    """The pool of engines that serves the judges of reward.functions without a baseUrl."""
+
+    model: Annotated[JudgeModel, NEVER] = Field(description="Which model judges.")
+    engine: Engine = Field(default="vllm", description="vllm, or torch for small models and CPUs.")
+    replicas: Annotated[int, LIVE] = Field(
+        default=1, ge=1, le=4096, description="Number of engines; training goes on while one is there."
+    )
+    gpus_per_replica: Annotated[int, SUSPENDED] = Field(
+        default=0, ge=0, le=64, description="GPUs of one engine, all in one pod. 0: on the CPU."
+    )
+    parallelism: Annotated[RolloutParallelism, SUSPENDED] = Field(
+        default=RolloutParallelism(), description="How one engine is spread over GPUs."
+    )
+    max_concurrent: Annotated[int | None, SUSPENDED] = Field(
+        default=None, ge=1, le=100000, description="Questions at once in one engine. Default: the engine's own."
+    )
+    max_context_tokens: Annotated[int | None, SUSPENDED] = Field(
+        default=None,
+        ge=1,
+        le=16777216,
+        description="Longest question and answer together, in its tokens. Default: the model's context.",
+    )
+    engine_args: Annotated[FreeForm, SUSPENDED] = Field(
+        default={}, description="Passed to vLLM's EngineArgs as they are (its own snake_case names)."
+    )
+    env: Annotated[EnvMap, SUSPENDED] = Field(default={}, description="Environment variables of the engines.")
     pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")
 
 

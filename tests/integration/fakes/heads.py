@@ -26,9 +26,9 @@ from rljob_api.status import (
     LastCheckpoint,
     Pools,
     ReplicaStatus,
-    RewardModelStatus,
     RolloutStatus,
     Scores,
+    ScoringPoolStatus,
     TrainerStatus,
 )
 from rljob_operator import names
@@ -71,6 +71,7 @@ class Driver:
     """Engines that the job file asked for when it began."""
     desired: list[Desired] = field(default_factory=list)
     scorers: int = 0
+    judges: int = 0
     """Replicas of the reward models that the job file asked for when it began."""
     used: set[str] = field(default_factory=set)
     """Pods on which it ever started an engine or a reward model."""
@@ -160,8 +161,12 @@ class FakeHeads:
         if path == "api/jobs/" and request.method == "POST":
             file = await asyncio.to_thread(self._job_file, head["metadata"]["namespace"], job)
             replicas = file["spec"]["rollout"]["replicas"]
-            scorers = file["spec"]["rewardModel"].get("replicas", 1) if "rewardModel" in file["spec"] else 0
-            return self._submit(await request.json(), job, head["metadata"]["uid"], (replicas, scorers), drivers)
+            scorers, judges = (
+                file["spec"][pool].get("replicas", 1) if pool in file["spec"] else 0
+                for pool in ("rewardModel", "judge")
+            )
+            sizes = (replicas, scorers, judges)
+            return self._submit(await request.json(), job, head["metadata"]["uid"], sizes, drivers)
         if path.startswith("api/v0/"):
             count = play.leftovers if "actors" in path else 0
             found = [{"class_name": "Engine", "state": "ALIVE"}] * count
@@ -187,7 +192,7 @@ class FakeHeads:
         return file
 
     def _submit(
-        self, body: Object, job: str, head: str, sizes: tuple[int, int], drivers: dict[str, Driver]
+        self, body: Object, job: str, head: str, sizes: tuple[int, int, int], drivers: dict[str, Driver]
     ) -> web.Response:
         submission = body["submission_id"]
         if submission in drivers:
@@ -203,6 +208,7 @@ class FakeHeads:
             head=head,
             replicas=sizes[0],
             scorers=sizes[1],
+            judges=sizes[2],
         )
         drivers[submission] = driver
         self.drivers.setdefault(job, []).append(driver)
@@ -246,6 +252,7 @@ class FakeHeads:
         told = driver.desired[-1] if driver.desired else None
         engines = self._pool(driver, play, head, "rollout", driver.replicas, told and told.rollout_replicas)
         scorers = self._pool(driver, play, head, "reward-model", driver.scorers, told and told.reward_model_replicas)
+        judges = self._pool(driver, play, head, "judge", driver.judges, told and told.judge_replicas)
         checkpoint = None
         if play.checkpoints:
             checkpoint = LastCheckpoint(uri="/state", step=driver.step, time=datetime.now(UTC))
@@ -259,8 +266,11 @@ class FakeHeads:
             pools=Pools(
                 rollout=RolloutStatus(desired=len(engines), ready=len(engines), engines=engines),
                 trainer=TrainerStatus(desired=1, ready=1),
-                reward_model=RewardModelStatus(desired=len(scorers), ready=len(scorers), replicas=scorers)
+                reward_model=ScoringPoolStatus(desired=len(scorers), ready=len(scorers), replicas=scorers)
                 if driver.scorers
+                else None,
+                judge=ScoringPoolStatus(desired=len(judges), ready=len(judges), replicas=judges)
+                if driver.judges
                 else None,
             ),
             ages=Ages(mean=0.5, max=1, bound=1),

@@ -82,6 +82,21 @@ def test_a_reward_model_in_a_claim_becomes_a_path_and_other_texts_of_rewards_sta
     assert pattern.pattern == "pvc://a/b"
 
 
+def test_a_judge_in_a_claim_becomes_a_path_and_its_template_stays(mounted: Path) -> None:
+    storage = mounted.parent / "mnt"
+    (folder := storage / "models" / "judge").mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    judge = {"type": "judge", "judge": {"template": "pvc://a/{response}"}}
+    pool = {"model": {"source": "pvc://models/judge", "chatTemplate": "pvc://a/b"}}
+    write(mounted.parent, generation=3, reward={"functions": [judge]}, judge=pool)
+    spec = mounted_job(mounted, 3, storage).spec
+    assert spec.judge is not None
+    assert (spec.judge.model.source, spec.judge.model.chat_template) == (str(folder), "pvc://a/b")
+    (function,) = spec.reward.functions
+    assert function.judge is not None
+    assert function.judge.template == "pvc://a/{response}"
+
+
 def test_another_job_s_checkpoint_is_taken_once(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "x")
     storage = mounted.parent / "mnt"

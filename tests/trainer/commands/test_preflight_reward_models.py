@@ -1,4 +1,4 @@
-"""What is found wrong with a job's reward model before it runs: its config.json tells."""
+"""What is found wrong with a job's reward model or judge before it runs: its config.json tells."""
 
 from __future__ import annotations
 
@@ -56,3 +56,30 @@ def test_what_is_no_reward_model(
     assert violation.path == "spec.reward.functions[0].rewardModel.source"
     assert problem in str(violation)
     assert violation.remedy
+
+
+@pytest.mark.parametrize(
+    ("source", "config", "problem"),
+    [
+        ("judge", {"architectures": ["LlamaForCausalLM"]}, None),
+        ("org/judge", {}, None),
+        ("pvc://claim/judge", {}, None),
+        ("./absent", {}, "there is no folder"),
+        ("http://host/judge", {}, "is no place of a model that judges"),
+        ("judge", None, "has no config.json; name a Hugging Face model folder"),
+        ("judge", ONE_LABEL, "is a LlamaForSequenceClassification, which writes no text"),
+    ],
+)
+def test_the_model_of_a_judge(
+    edited: Callable[[str, str], Path], folder: Path, source: str, config: dict[str, Any] | None, problem: str | None
+) -> None:
+    (folder / "judge").mkdir()
+    if config is not None:
+        (folder / "judge" / "config.json").write_text(json.dumps(config))
+    file = edited("{type: gsm8k}", "{type: judge, judge: {template: '{response}'}}")
+    with file.open("a") as job_file:
+        job_file.write(f"  judge: {{model: {{source: {source!r}}}}}\n")
+    (job,) = load_jobs(file)
+    found = preflight(Readable(job), base=file.parent, code=[file.parent])
+    assert [violation.path for violation in found] == ([] if problem is None else ["spec.judge.model.source"])
+    assert problem is None or problem in str(found[0])

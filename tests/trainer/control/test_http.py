@@ -24,6 +24,7 @@ from rljob_trainer.control.steering import Steering
 from rljob_trainer.pipeline.schedule import Schedule
 from rljob_trainer.pipeline.shape import schedule_settings
 from rljob_trainer.record.ledger import Ledger
+from rljob_trainer.rewards.standing import ScoringPools
 
 TOKEN = "0123456789abcdef"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -44,8 +45,12 @@ SYNC = "  reward: {functions: [{type: gsm8k}]}\n"
 ASYNC = """\
   batch: {miniBatchGroups: 2}
   pipeline: {mode: fullyAsync, syncEvery: 2}
-  reward: {functions: [{type: rewardModel, rewardModel: {source: scores}}]}
+  reward:
+    functions:
+      - {type: rewardModel, rewardModel: {source: scores}}
+      - {type: judge, judge: {template: "{response}"}}
   rewardModel: {replicas: 1}
+  judge: {model: {source: judge}}
 """
 
 
@@ -55,7 +60,7 @@ def spec(mode: str = "fullyAsync") -> ResolvedSpec:
 
 
 class Engines:
-    """Those, or reward models."""
+    """Those, reward models, or judges."""
 
     wanted = 1
 
@@ -70,9 +75,10 @@ class Driver:
         self.stop = StopRequest()
         self.steering = Steering(spec(mode), self.stop, attempt=3, generation=1)
         self.engines = Engines()
-        self.scorers = Engines()
+        self.scorers, self.judges = Engines(), Engines()
         schedule = Schedule(schedule_settings(spec()))
-        self.steering.steers(schedule, self.engines, self.scorers)  # type: ignore[arg-type]
+        scoring = ScoringPools(reward_model=self.scorers, judge=self.judges)  # type: ignore[arg-type]
+        self.steering.steers(schedule, self.engines, scoring)  # type: ignore[arg-type]
 
     def status(self) -> DriverStatus:
         return DriverStatus(
@@ -117,12 +123,13 @@ async def test_a_command_is_fulfilled_echoed_and_may_be_repeated() -> None:
     settings = LiveSettings(max_age=3, fraction=0.5, sync_every=3)
     async with driver.client() as session:
         for _ in range(3):
-            code, answer = await tell(session, rollout_replicas=5, reward_model_replicas=4, settings=settings)
+            sizes = {"rollout_replicas": 5, "reward_model_replicas": 4, "judge_replicas": 3}
+            code, answer = await tell(session, settings=settings, **sizes)
             assert code == 200, answer
             assert json.loads(answer)["generation"] == 2
     schedule = driver.steering.schedule
     assert schedule is not None
-    assert (driver.engines.wanted, driver.scorers.wanted) == (5, 4)
+    assert (driver.engines.wanted, driver.scorers.wanted, driver.judges.wanted) == (5, 4, 3)
     assert (schedule.settings.max_age, schedule.settings.fraction) == (3, 0.5)
     assert schedule.settings.groups_per_version == 4, "G changes at a publication"
     schedule.published()
@@ -181,14 +188,16 @@ async def test_what_is_not_for_this_attempt_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("count", "code"), [(4096, 200), (4097, 422)])
-async def test_no_larger_pool_of_reward_models_than_a_job_file_can_have(count: int, code: int) -> None:
-    """A job file may have 4096 in ``spec.rewardModel.replicas``."""
+@pytest.mark.parametrize("pool", ["rewardModel", "judge"])
+async def test_no_larger_pool_that_scores_than_a_job_file_can_have(pool: str, count: int, code: int) -> None:
+    """A job file may have 4096 in ``replicas`` of both."""
     driver = Driver()
     async with driver.client() as session:
-        wish = {"generation": 2, "attempt": 3, "rewardModelReplicas": count}
+        wish = {"generation": 2, "attempt": 3, f"{pool}Replicas": count}
         async with session.put("/v1/desired", json=wish) as answer:
             assert answer.status == code, await answer.text()
-    assert driver.scorers.wanted == (count if code == 200 else 1)
+    found = driver.scorers if pool == "rewardModel" else driver.judges
+    assert found.wanted == (count if code == 200 else 1)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from rljob_trainer.episodes.group import Scoring
 from rljob_trainer.episodes.requests import GenerationResult, SamplingSettings
 from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.pools.members import Standing
-from rljob_trainer.rewards.reward_model.scorers import ScorerStanding
+from rljob_trainer.rewards.standing import ScorerStanding, ScoringPools
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.validation.validator import HeldOut, Validator
@@ -156,7 +156,8 @@ def test_the_pool_of_reward_models_is_told_in_status_and_metrics() -> None:
     assert before is not None
     assert (before.desired, before.ready, before.replicas) == (3, 0, ())
     rollout: Any = SimpleNamespace(standings=list, paused=False, queued=0, version=3)
-    standing.built(rollout, None, 1, scorers)
+    standing.built(rollout, None, 1, ScoringPools(reward_model=scorers))
+    assert standing.status().pools.judge is None
     told = standing.status().pools.reward_model
     assert told is not None
     assert (told.desired, told.ready, told.waiting) == (3, 2, 7)
@@ -177,4 +178,38 @@ def test_the_pool_of_reward_models_is_told_in_status_and_metrics() -> None:
         'rljob_reward_models{job="tiny",state="draining"} 1.0',
         'rljob_reward_model_samples{job="tiny",state="waiting"} 7.0',
         'rljob_reward_model_samples{job="tiny",state="running"} 13.0',
+    }
+
+
+def test_a_judges_engines_are_told_in_status_and_metrics() -> None:
+    judges: Any = SimpleNamespace(
+        wanted=2,
+        waiting=3,
+        drained=[],
+        standings=lambda: [
+            ScorerStanding("judge-0", "pod-a", "serving", 5, 2.0),
+            ScorerStanding("judge-1", None, "starting", 0, 0.0),
+        ],
+    )
+    judged = {"functions": [{"type": "judge", "judge": {"template": "{response}"}}]}
+    [job] = load_jobs(yaml.safe_dump(copy_job(reward=judged, judge={"model": {"source": "judge"}, "replicas": 2})))
+    end: Any = SimpleNamespace(total_steps=10)
+    steering: Any = SimpleNamespace(generation=0, attempt=1, schedule=None)
+    standing = RunStanding(resolve(job), end, Path(), steering, StageTimes(), Waits())
+    before = standing.status().pools.judge
+    assert before is not None
+    assert (before.desired, before.ready, before.replicas) == (2, 0, ())
+    rollout: Any = SimpleNamespace(standings=list, paused=False, queued=0, version=3)
+    standing.built(rollout, None, 1, ScoringPools(judge=judges))
+    told = standing.status().pools.judge
+    assert told is not None
+    assert (told.desired, told.ready, told.waiting) == (2, 1, 3)
+    printed = list(lines(standing.status(), datetime.now(UTC)))
+    assert "engine judge-0 in pod-a: serving, answers 5 questions for 2.0 s" in printed
+    assert "engine judge-1: starting, waits for a place in the cluster, its process and its model" in printed
+    assert {line for line in standing.metrics().splitlines() if line.startswith("rljob_judge")} == {
+        'rljob_judges{job="tiny",state="serving"} 1.0',
+        'rljob_judges{job="tiny",state="starting"} 1.0',
+        'rljob_judge_questions{job="tiny",state="waiting"} 3.0',
+        'rljob_judge_questions{job="tiny",state="running"} 5.0',
     }

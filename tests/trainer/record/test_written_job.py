@@ -72,3 +72,15 @@ def test_reward_models_are_found_from_anywhere(tmp_path: Path) -> None:
     (written,) = load_jobs(output / "job.yaml")
     found = [f.reward_model.source for f in written.spec.reward.functions if f.reward_model is not None]
     assert found == [str(base / "scores"), "org/scores"]
+
+
+def test_the_model_of_a_judge_is_found_from_anywhere(tmp_path: Path) -> None:
+    base, output = tmp_path / "base", tmp_path / "output"
+    for folder in (base / "judges", output):
+        folder.mkdir(parents=True)
+    text = JOB.replace("{type: gsm8k}", "{type: judge, judge: {template: '{response}'}}").replace("SOURCE", "org/model")
+    (job,) = load_jobs(text.rstrip() + "\n  judge: {model: {source: judges}}\n")
+    write_job(output / "job.yaml", resolve(job), base)
+    (written,) = load_jobs(output / "job.yaml")
+    assert written.spec.judge is not None
+    assert written.spec.judge.model.source == str(base / "judges")

@@ -14,14 +14,14 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from rljob_api.spec.reward_model import RewardModelSpec
 from rljob_trainer.errors import JobFileError, RewardWorkerError
+from rljob_trainer.models.fixed import fixed_model
 from rljob_trainer.models.tokenizer import character_tokenizer
+from rljob_trainer.models.version import version_of
 from rljob_trainer.rewards.frames import Ready, frame
+from rljob_trainer.rewards.reward_model.replica import ScorerLostError
 from rljob_trainer.rewards.reward_model.reward_model import row_of
 from rljob_trainer.rewards.reward_model.scorer import Scorer, ScorerSettings
-from rljob_trainer.rewards.reward_model.served import folder_of, found
-from rljob_trainer.rewards.reward_model.version import version_of
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +169,22 @@ async def test_a_process_goes_on_after_a_row_on_which_the_model_raises(tmp_path:
     assert "memory" not in results[1].error
 
 
+def test_a_device_that_is_lost_is_no_fault_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA's errors are that stay: each later call raises too."""
+    ours = scorer(made(tmp_path / "model"))
+    row = [{"role": "user", "content": "abc"}]
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(ours._model, "forward", lost)
+    with pytest.raises(torch.AcceleratorError):
+        ours.scores([row])
+    monkeypatch.setattr(torch, "ones", lost)
+    with pytest.raises(ScorerLostError, match=r"computes no more since .*device-side assert"):
+        ours.scores([row])
+
+
 async def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path: Path, stand_in: Path) -> None:
     folder = made(tmp_path / "model")
     version = version_of(folder)
@@ -186,8 +202,8 @@ async def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path: Path, s
 
 def test_a_node_with_other_files_than_the_drivers_scores_nothing(tmp_path: Path) -> None:
     folder = made(tmp_path / "model")
-    model = found("m", "field", RewardModelSpec(source="model"), tmp_path)
-    assert folder_of(model) == folder
+    model = fixed_model("field", "model", None, tmp_path)
+    assert model.folder() == folder
     made(folder, seed=1)
     with pytest.raises(JobFileError, match=f"field: .* is another model on this node .* [(]{model.version}[)]"):
-        folder_of(model)
+        model.folder()

@@ -12,6 +12,7 @@ import pytest
 
 from rljob_api.spec.reward_model import RewardModelSpec
 from rljob_trainer.errors import JobFileError, RewardWorkerError
+from rljob_trainer.models.fixed import FixedModel
 from rljob_trainer.rewards.reward_model import scorers as module
 from rljob_trainer.rewards.reward_model.replica import ScoredBatch, ScorerLostError
 from rljob_trainer.rewards.reward_model.rows import RowQueue
@@ -24,7 +25,8 @@ SECONDS = 20
 
 
 def model(name: str = "m") -> ServedModel:
-    return ServedModel(name, "field", RewardModelSpec(source="somewhere"), Path(), "version")
+    files = FixedModel("field", "somewhere", None, Path(), "version")
+    return ServedModel(name, RewardModelSpec(source="somewhere"), files)
 
 
 def row(text: str) -> list[dict[str, str]]:

@@ -75,8 +75,8 @@ def lines(status: DriverStatus, now: datetime) -> Iterator[str]:
     yield status.doing
     if status.end is None:
         yield from (_engine(engine) for engine in status.pools.rollout.engines)
-        if (scorers := status.pools.reward_model) is not None:
-            yield from (_scorer(replica) for replica in scorers.replicas)
+        for what, pool in (("reward model", status.pools.reward_model), ("engine", status.pools.judge)):
+            yield from (_scorer(what, replica) for replica in (() if pool is None else pool.replicas))
         for wait in status.beside:
             yield f"{wait.who} waits for {wait.reason} ({duration((status.time - wait.since).total_seconds())} so far)"
     if status.shares:
@@ -100,9 +100,9 @@ def _engine(engine: ReplicaStatus) -> str:
     return f"engine {engine.name}{place}: {engine.state}" + (f", {engine.doing}" if engine.doing else "")
 
 
-def _scorer(replica: ReplicaStatus) -> str:
+def _scorer(what: str, replica: ReplicaStatus) -> str:
     place = f" in {replica.pod}" if replica.pod else ""
-    return f"reward model {replica.name}{place}: {replica.state}" + (f", {replica.doing}" if replica.doing else "")
+    return f"{what} {replica.name}{place}: {replica.state}" + (f", {replica.doing}" if replica.doing else "")
 
 
 def _from_folder(folder: Path) -> str:

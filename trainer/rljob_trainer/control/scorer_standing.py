@@ -1,11 +1,12 @@
-"""What the status says of the pool of reward models."""
+"""What the status says of the pools that score: reward models, judges."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from rljob_api.status import EngineState, ReplicaStatus, RewardModelStatus
-from rljob_trainer.rewards.reward_model.scorers import ReplicaState, Scorers, ScorerStanding
+from rljob_api.status import EngineState, ReplicaStatus, ScoringPoolStatus
+from rljob_trainer.rewards.standing import ReplicaState, ScorerStanding, ScoringPool
 from rljob_trainer.telemetry import prometheus
 from rljob_trainer.telemetry.figures import duration
 
@@ -14,27 +15,60 @@ _MANY = 128
 """From here on replicas are listed without a sentence each: the operator reads 64 KiB."""
 
 
-def reward_model_status(scorers: Scorers) -> RewardModelStatus:
+@dataclass(frozen=True, slots=True)
+class ScoringWords:
+    """How a kind of pool is spoken of."""
+
+    does: str
+    what: str
+    """What it has in hand."""
+    starts: str
+    """What a replica waits for that comes up."""
+    gauge: str
+    """Of replicas in ``/metrics``."""
+    gauge_of_work: str
+    replicas: str
+
+
+REWARD_MODELS = ScoringWords(
+    "scores",
+    "samples",
+    "a place in the cluster, its process and its models",
+    "rljob_reward_models",
+    "rljob_reward_model_samples",
+    "the reward models",
+)
+JUDGES = ScoringWords(
+    "answers",
+    "questions",
+    "a place in the cluster, its process and its model",
+    "rljob_judges",
+    "rljob_judge_questions",
+    "the judge",
+)
+
+
+def scoring_pool_status(pool: ScoringPool, words: ScoringWords) -> ScoringPoolStatus:
     """The pool as it is now."""
-    standings = scorers.standings()
-    replicas = [_replica(standing, brief=len(standings) > _MANY) for standing in standings]
+    standings = pool.standings()
+    replicas = [_replica(standing, words, brief=len(standings) > _MANY) for standing in standings]
     replicas += [
-        ReplicaStatus(name=gone.name, pod=gone.pod, state="drained", safe_to_delete=True) for gone in scorers.drained
+        ReplicaStatus(name=gone.name, pod=gone.pod, state="drained", safe_to_delete=True) for gone in pool.drained
     ]
-    return RewardModelStatus(
-        desired=scorers.wanted,
+    return ScoringPoolStatus(
+        desired=pool.wanted,
         ready=sum(standing.state == "serving" for standing in standings),
-        waiting=scorers.waiting,
+        waiting=pool.waiting,
         replicas=tuple(replicas),
     )
 
 
-def _replica(standing: ScorerStanding, *, brief: bool) -> ReplicaStatus:
-    doing = "waits for samples"
+def _replica(standing: ScorerStanding, words: ScoringWords, *, brief: bool) -> ReplicaStatus:
+    doing = f"waits for {words.what}"
     if standing.state == "starting":
-        doing = "waits for a place in the cluster, its process and its models"
+        doing = f"waits for {words.starts}"
     elif standing.running:
-        doing = f"scores {standing.running} samples for {duration(standing.seconds)}"
+        doing = f"{words.does} {standing.running} {words.what} for {duration(standing.seconds)}"
     return ReplicaStatus(
         name=standing.name,
         pod=standing.pod,
@@ -44,12 +78,12 @@ def _replica(standing: ScorerStanding, *, brief: bool) -> ReplicaStatus:
     )
 
 
-def exposition(scorers: Scorers, labels: Mapping[str, str]) -> Iterator[str]:
+def exposition(pool: ScoringPool, words: ScoringWords, labels: Mapping[str, str]) -> Iterator[str]:
     """What ``GET /metrics`` says of the pool."""
     states: dict[str, float] = {}
-    for standing in scorers.standings():
+    for standing in pool.standings():
         states[_STATES[standing.state]] = states.get(_STATES[standing.state], 0) + 1
-    running = float(sum(standing.running for standing in scorers.standings()))
-    rows = {"waiting": float(scorers.waiting), "running": running}
-    yield prometheus.gauge("rljob_reward_models", "replicas of the reward models by state", states, "state", labels)
-    yield prometheus.gauge("rljob_reward_model_samples", "samples before the reward models", rows, "state", labels)
+    running = float(sum(standing.running for standing in pool.standings()))
+    rows = {"waiting": float(pool.waiting), "running": running}
+    yield prometheus.gauge(words.gauge, f"replicas of {words.replicas} by state", states, "state", labels)
+    yield prometheus.gauge(words.gauge_of_work, f"{words.what} before {words.replicas}", rows, "state", labels)

@@ -28,14 +28,14 @@ from rljob_api.status import (
     LastCheckpoint,
     Pools,
     ReplicaStatus,
-    RewardModelStatus,
     RolloutStatus,
     Scores,
+    ScoringPoolStatus,
     Throughput,
     TrainerStatus,
 )
 from rljob_trainer.checkpoints.checkpoint import Checkpoint
-from rljob_trainer.control.scorer_standing import exposition, reward_model_status
+from rljob_trainer.control.scorer_standing import JUDGES, REWARD_MODELS, ScoringWords, exposition, scoring_pool_status
 from rljob_trainer.control.steering import Steering
 from rljob_trainer.control.stop_conditions import RunEnd
 from rljob_trainer.pools.engine_count import EngineCount
@@ -43,7 +43,7 @@ from rljob_trainer.pools.members import Standing
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.pools.size import engine_count
 from rljob_trainer.record.ledger import Ledger
-from rljob_trainer.rewards.reward_model.scorers import Scorers
+from rljob_trainer.rewards.standing import NO_POOLS, ScoringPool, ScoringPools
 from rljob_trainer.telemetry import prometheus, run_folder
 from rljob_trainer.telemetry.advice import Waiting as Shares
 from rljob_trainer.telemetry.advice import advice
@@ -57,6 +57,7 @@ from rljob_trainer.waits import Wait, Waits
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
+    from rljob_api.spec.pools import JudgePool, RewardModelPool
 
 _WINDOW_SECONDS = 600.0
 _LONGEST_TEXT = 1000
@@ -86,7 +87,7 @@ class RunStanding:
         self._pool: RolloutPool | None = None
         """None while there are no engines: before the parts are built, and between a roll-back and the next ones."""
         self._count: EngineCount | None = None
-        self._scorers: Scorers | None = None
+        self._scoring = NO_POOLS
         self._ledger: Ledger | None = None
         self._ranks_ready = 0
         self._mismatch = ""
@@ -158,14 +159,13 @@ class RunStanding:
         """From now on ``ledger`` says how old was what was trained."""
         self._ledger = ledger
 
-    def built(self, pool: RolloutPool, count: EngineCount | None, ranks: int, scorers: Scorers | None = None) -> None:
-        """The run's ``ranks`` and the engines of ``pool`` work. ``count``: changes their number; None: it is fixed.
-        ``scorers``: the pool of reward models; None: the job has none."""
-        self._pool, self._count, self._ranks_ready, self._scorers = pool, count, ranks, scorers
+    def built(self, pool: RolloutPool, count: EngineCount | None, ranks: int, scoring: ScoringPools = NO_POOLS) -> None:
+        """The run's ``ranks`` and the engines of ``pool`` work. ``count``: changes their number; None: it is fixed."""
+        self._pool, self._count, self._ranks_ready, self._scoring = pool, count, ranks, scoring
 
     def taken_down(self) -> None:
         """Ranks and engines are gone; others may come."""
-        self._pool, self._count, self._ranks_ready, self._scorers = None, None, 0, None
+        self._pool, self._count, self._ranks_ready, self._scoring = None, None, 0, NO_POOLS
 
     def apart(self, sentence: str) -> None:
         """What the limits of the mismatch say after a step; empty: nothing."""
@@ -227,7 +227,8 @@ class RunStanding:
             pools=Pools(
                 rollout=self._rollout(),
                 trainer=TrainerStatus(desired=self._job.spec.trainer.ranks, ready=self._ranks_ready),
-                reward_model=self._reward_models(),
+                reward_model=_scoring_pool(self._scoring.reward_model, self._job.spec.reward_model, REWARD_MODELS),
+                judge=_scoring_pool(self._scoring.judge, self._job.spec.judge, JUDGES),
             ),
             ages=self._ages(),
             throughput=self._throughput(),
@@ -258,7 +259,12 @@ class RunStanding:
             + prometheus.gauge(
                 "rljob_time_share", "share of the last ten minutes by stage", self._shares(), "stage", labels
             )
-            + "".join(() if self._scorers is None else exposition(self._scorers, labels))
+            + "".join(
+                line
+                for pool, words in ((self._scoring.reward_model, REWARD_MODELS), (self._scoring.judge, JUDGES))
+                if pool is not None
+                for line in exposition(pool, words, labels)
+            )
         )
 
     def advice(self) -> str | None:
@@ -337,12 +343,6 @@ class RunStanding:
             engines=tuple(engines),
         )
 
-    def _reward_models(self) -> RewardModelStatus | None:
-        pool = self._job.spec.reward_model
-        if self._scorers is not None:
-            return reward_model_status(self._scorers)
-        return None if pool is None else RewardModelStatus(desired=pool.replicas, ready=0)
-
     def _engines_in_short(self) -> list[str]:
         """What the engines do, those that do the same in one line."""
         if self._pool is None or self._end is not None:
@@ -413,6 +413,15 @@ class RunStanding:
             trainer_idle=min(1.0, sum(shares.get(stage, 0.0) for stage in ("generate", "wait_prev_gen", "idle"))),
             rollout_idle=sum(idle for _, idle in self._idle) / len(self._idle) if self._idle else 0.0,
         )
+
+
+def _scoring_pool(
+    pool: ScoringPool | None, spec: RewardModelPool | JudgePool | None, words: ScoringWords
+) -> ScoringPoolStatus | None:
+    """A pool that scores, which may be on its way; None: the job has none."""
+    if pool is not None:
+        return scoring_pool_status(pool, words)
+    return None if spec is None else ScoringPoolStatus(desired=spec.replicas, ready=0)
 
 
 def _line(doing: str, engines: Sequence[Standing]) -> str:

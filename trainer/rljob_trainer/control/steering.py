@@ -17,7 +17,7 @@ from rljob_trainer.control.signals import StopRequest
 from rljob_trainer.pipeline.schedule import Schedule
 from rljob_trainer.pipeline.shape import schedule_settings
 from rljob_trainer.pools.engine_count import EngineCount
-from rljob_trainer.rewards.reward_model.scorers import Scorers
+from rljob_trainer.rewards.standing import NO_POOLS, ScoringPools
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedSpec
@@ -42,7 +42,7 @@ class Steering:
         """The newest that was taken."""
         self.desired: Desired | None = None
         self._engines: EngineCount | None = None
-        self._scorers: Scorers | None = None
+        self._scoring = NO_POOLS
         self._schedule: Schedule | None = None
         self._record: Callable[[Desired], None] | None = None
         self._unrecorded: list[Desired] = []
@@ -68,15 +68,14 @@ class Steering:
         """The one that is steered; None while there is none."""
         return self._schedule
 
-    def steers(self, schedule: Schedule, engines: EngineCount | None, scorers: Scorers | None = None) -> None:
-        """Acts on these from now on, and first by the newest command. ``engines``: None: their number is fixed.
-        ``scorers``: None: reward models have no pool."""
-        self._schedule, self._engines, self._scorers = schedule, engines, scorers
+    def steers(self, schedule: Schedule, engines: EngineCount | None, scoring: ScoringPools = NO_POOLS) -> None:
+        """Acts on these from now on, and first by the newest command. ``engines``: None: their number is fixed."""
+        self._schedule, self._engines, self._scoring = schedule, engines, scoring
         self.fulfil()
 
     def taken_down(self) -> None:
         """What was steered is gone; something else may come."""
-        self._schedule, self._engines, self._scorers = None, None, None
+        self._schedule, self._engines, self._scoring = None, None, NO_POOLS
 
     def record_with(self, record: Callable[[Desired], None] | None) -> None:
         """``record`` keeps each new command, and first those that came while there was nobody to keep them (None)."""
@@ -93,8 +92,12 @@ class Steering:
             return
         if desired.rollout_replicas is not None and self._engines is not None:
             self._engines.want(desired.rollout_replicas)
-        if desired.reward_model_replicas is not None and self._scorers is not None:
-            self._scorers.want(desired.reward_model_replicas)
+        for pool, replicas in (
+            (self._scoring.reward_model, desired.reward_model_replicas),
+            (self._scoring.judge, desired.judge_replicas),
+        ):
+            if pool is not None and replicas is not None:
+                pool.want(replicas)
         if self._schedule is not None and desired.settings != LiveSettings():
             self._schedule.change(schedule_settings(with_live_settings(self._spec, desired.settings)))
         if desired.suspend:
@@ -107,11 +110,14 @@ class Steering:
                 raise WishError("rolloutReplicas: with placement colocated there are as many engines as trainer ranks")
             if desired.rollout_replicas == 0:
                 raise WishError("rolloutReplicas: 0 engines would wait for ever; suspend the job instead")
-        if desired.reward_model_replicas is not None:
-            if spec.reward_model is None:
-                raise WishError("rewardModelReplicas: this job has no pool for reward models")
-            if desired.reward_model_replicas == 0:
-                raise WishError("rewardModelReplicas: samples would wait for ever; suspend the job instead")
+        for name, what, pool, replicas in (
+            ("rewardModelReplicas", "reward models", spec.reward_model, desired.reward_model_replicas),
+            ("judgeReplicas", "judges", spec.judge, desired.judge_replicas),
+        ):
+            if replicas is not None and pool is None:
+                raise WishError(f"{name}: this job has no pool for {what}")
+            if replicas == 0:
+                raise WishError(f"{name}: samples would wait for ever; suspend the job instead")
         if desired.settings != LiveSettings() and spec.pipeline.mode != "fullyAsync":
             raise WishError(f"settings: with pipeline.mode {spec.pipeline.mode} there is nothing to change live")
 

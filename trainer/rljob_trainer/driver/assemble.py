@@ -17,6 +17,7 @@ from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.chat import ChatTemplate, response_decoder
 from rljob_trainer.driver.closing import closing
 from rljob_trainer.driver.engines import Engines, PoolTold
+from rljob_trainer.driver.judges import judge_count, judges_of
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.scorers import scorer_count, scorers_of
 from rljob_trainer.driver.starting import start_learner_and_engines
@@ -48,6 +49,7 @@ from rljob_trainer.record.ledger import ENGINE_LOST, Ledger
 from rljob_trainer.record.numbers import VersionNumbers
 from rljob_trainer.record.start_model import Description
 from rljob_trainer.rewards.pool import RewardPool
+from rljob_trainer.rewards.standing import ScoringPools
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
@@ -142,8 +144,10 @@ async def assemble(
             "each turn is a sequence of its own to train on"
         )
     scorers = scorers_of(spec, waits, by_role=by_role)
-    if scorers is not None:
-        stack.push_async_callback(scorers.close)
+    judge = judges_of(spec, base, waits, by_role=by_role)
+    for scoring in (scorers, judge):
+        if scoring is not None:
+            stack.push_async_callback(scoring.close)
     rewards = await stack.enter_async_context(
         RewardPool(
             spec.reward,
@@ -152,6 +156,7 @@ async def assemble(
             records=records,
             waits=waits,
             scorers=scorers,
+            judge=judge,
         )
     )
     rewards.check_sources([*inputs.feed.source_names, *inputs.validation])
@@ -225,7 +230,7 @@ async def assemble(
         engines=engines,
         rollout=rollout,
         rewards=rewards,
-        scorers=scorers,
+        scoring=ScoringPools(reward_model=scorers, judge=judge),
         learner=learner,
         dtype=learner.dtype,
         step=step,
@@ -284,10 +289,12 @@ def training_sampling(spec: ResolvedSpec, inputs: Inputs) -> SamplingSettings:
 def devices(spec: ResolvedSpec) -> int:
     """Devices of all pools: GPUs, or processes where there are none. Colocated engines have none of their own."""
     engines = 0 if spec.placement == "colocated" else engine_count(spec) * max(1, spec.rollout.gpus_per_replica)
-    gpus = 0 if spec.reward_model is None else spec.reward_model.gpus_per_replica
-    # Beside GPUs the processor of a replica's pod is no device.
-    scorers = scorer_count(spec) * (gpus if spec.trainer.gpus_per_replica else 1)
-    return spec.trainer.ranks + engines + scorers
+    scoring = 0
+    for pool, count in ((spec.reward_model, scorer_count(spec)), (spec.judge, judge_count(spec))):
+        gpus = 0 if pool is None else pool.gpus_per_replica
+        # Beside GPUs the processor of a replica's pod is no device.
+        scoring += count * (gpus if spec.trainer.gpus_per_replica else max(1, gpus))
+    return spec.trainer.ranks + engines + scoring
 
 
 async def canaries_of(

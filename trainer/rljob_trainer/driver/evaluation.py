@@ -12,6 +12,7 @@ from rljob_trainer.driver.assemble import read_inputs, training_sampling, valida
 from rljob_trainer.driver.engines import start_pool
 from rljob_trainer.driver.feeding import date_of_prompts
 from rljob_trainer.driver.finished import find_trained, load_actor
+from rljob_trainer.driver.judges import judge_count, judges_of
 from rljob_trainer.driver.ray_beside import ray_beside
 from rljob_trainer.driver.scorers import scorer_count, scorers_of
 from rljob_trainer.environments import environment_of
@@ -43,13 +44,18 @@ async def evaluate(
             job = job.model_copy(update={"spec": spec.model_copy(update={"model": model})})
         inputs = read_inputs(job, base, Path(scratch) / "model", date_of_prompts(checkpoint))
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(ray_beside(engine_count(spec) + scorer_count(spec)))
-            scorers = scorers_of(spec, Waits())
-            if scorers is not None:
-                stack.push_async_callback(scorers.close)
+            await stack.enter_async_context(ray_beside(engine_count(spec) + scorer_count(spec) + judge_count(spec)))
+            scorers, judge = scorers_of(spec, Waits()), judges_of(spec, base, Waits())
+            for scoring in (scorers, judge):
+                if scoring is not None:
+                    stack.push_async_callback(scoring.close)
             rewards = await stack.enter_async_context(
                 RewardPool(
-                    spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base], scorers=scorers
+                    spec.reward,
+                    longest_response=spec.rollout.max_response_tokens,
+                    paths=[base],
+                    scorers=scorers,
+                    judge=judge,
                 )
             )
             engines = await start_pool(job, inputs.model, None, holds=lambda: ())

@@ -17,7 +17,7 @@ from rljob_trainer.record.fence import Fence
 from rljob_trainer.record.ledger import Ledger
 from rljob_trainer.record.start_model import Description
 from rljob_trainer.rewards.pool import RewardPool
-from rljob_trainer.rewards.reward_model.scorers import Scorers
+from rljob_trainer.rewards.standing import ScoringPools
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
@@ -41,8 +41,8 @@ class Parts:
     engines: Engines
     rollout: GroupRollout
     rewards: RewardPool
-    scorers: Scorers | None
-    """The pool of reward models; None: the job has none."""
+    scoring: ScoringPools
+    """Those of reward models and judges."""
     learner: RankedLearner
     dtype: str
     """In which weights are published."""

@@ -33,6 +33,7 @@ from rljob_trainer.driver.closing import closing, closing_ledger
 from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.engines import inside_ranks
 from rljob_trainer.driver.feeding import date_of_prompts
+from rljob_trainer.driver.judges import judge_count
 from rljob_trainer.driver.ray_beside import ray_beside
 from rljob_trainer.driver.run_files import RunFiles
 from rljob_trainer.driver.scorers import scorer_count
@@ -326,7 +327,8 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     shelf = Shelf(ledger.path.parent)
     stack.push_async_exit(closing(shelf.close))
     stack.push_async_exit(closing(held.state.checkpoints.clean_own))  # when the ranks have ended
-    await stack.enter_async_context(ray_beside(spec.trainer.ranks + engines + scorer_count(spec), controls.stop.listen))
+    cpus = spec.trainer.ranks + engines + scorer_count(spec) + judge_count(spec)
+    await stack.enter_async_context(ray_beside(cpus, controls.stop.listen))
     parts = await assemble(
         job,
         inputs,
@@ -346,7 +348,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
         start_model=model,
         roll_backs=roll_backs,
     )
-    controls.standing.built(parts.engines.pool, parts.engines.count, spec.trainer.ranks, parts.scorers)
+    controls.standing.built(parts.engines.pool, parts.engines.count, spec.trainer.ranks, parts.scoring)
     session = Session(parts, controls)
     held.record.lives_in(session)
     return session

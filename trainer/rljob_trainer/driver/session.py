@@ -164,7 +164,7 @@ class Session:
             sample_deadline_seconds=spec.deadlines.progress_seconds,
         )
         steering = self._controls.steering
-        steering.steers(schedule, parts.engines.count, parts.scorers)
+        steering.steers(schedule, parts.engines.count, parts.scoring)
         self._step_began = time.monotonic()
         training = asyncio.create_task(self._pipeline.run(self._totals.step + 1))
         beside: list[asyncio.Task[Any]] = [asyncio.create_task(self._stop.asked.wait())]

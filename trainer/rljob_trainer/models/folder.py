@@ -90,10 +90,11 @@ def _shape(config: dict[str, Any], file: Path) -> Shape:
     )
 
 
-def read_folder(path: Path, *, tokenizer: bool = True) -> ModelFolder:
+def read_folder(path: Path, *, tokenizer: bool = True, field: str = "spec.model.source") -> ModelFolder:
     """Reads a model folder. Raises ``JobFileError`` naming the file that is missing or malformed, and the field in it.
 
-    ``tokenizer`` False: the folder's own, if it has one, is not used and not looked at.
+    ``tokenizer`` False: the folder's own, if it has one, is not used and not looked at. ``field``: of the job file, for
+    messages.
     """
     path = Path(path)
     file = path / "config.json"
@@ -112,7 +113,7 @@ def read_folder(path: Path, *, tokenizer: bool = True) -> ModelFolder:
     of_tokenizer: dict[str, int] = {}
     if tokenizer:
         files = read_tokenizer(path)
-        check_size(files, shape.vocabulary_size, "spec.model.source")
+        check_size(files, shape.vocabulary_size, field)
         of_tokenizer = files.ids
     eos = _eos_token_ids(path, config, of_tokenizer.get("eos_token"), shape.vocabulary_size)
     pad = of_tokenizer.get("pad_token", config.get("pad_token_id"))

@@ -48,14 +48,18 @@ class EngineCount:
         start: Callable[[str], Awaitable[EngineHandle]],
         bring_up: Callable[[EngineHandle], Awaitable[None]],
         between: Taken,
+        prefix: str = "",
     ) -> None:
-        """``count`` engines are there. ``between(...)`` is a time in which no publication is under way."""
+        """``count`` engines are there. ``between(...)`` is a time in which no publication is under way. ``prefix``
+        stands before the numbers that engines are called by."""
         self.wanted = count
+        self.problem: Exception | None = None
+        """Why the last engine did not come up; None: it did."""
         self.drained: list[Drained] = []
         """Engines that left and whose pods nothing else uses."""
         self._pool = pool
         self._start, self._bring_up, self._between = start, bring_up, between
-        self._next_name = count
+        self._prefix, self._next_name = prefix, count
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
 
@@ -92,7 +96,7 @@ class EngineCount:
         here = [engine.name for engine in self._pool.engines if engine.name not in starting]
         missing = self.wanted - len(here) - len(self._pool.lent) - self._pool.replacing - len(starting)
         for _ in range(missing):
-            name = str(self._next_name)
+            name = f"{self._prefix}{self._next_name}"
             self._next_name += 1
             task = asyncio.create_task(self._join(name))
             self._starting[name] = task
@@ -120,9 +124,11 @@ class EngineCount:
                     self._gone(handle)
                 raise
         except (EngineError, DeadlineError) as error:
+            self.problem = error
             log.warning("engine %s does not come up: %s", name, error)
             await asyncio.sleep(_PAUSE_SECONDS)
             return
+        self.problem = None
         log.info("%s has joined: %d serve", _called(handle), len(self._pool.serving))
 
     async def _leave(self, name: str) -> None:
@@ -149,4 +155,4 @@ def _called(handle: EngineHandle) -> str:
 
 def _order(name: str) -> tuple[int, ...]:
     """Names are numbers with dots: 2 before 10, and 1 before its replacement 1.1."""
-    return tuple(int(part) for part in name.split("."))
+    return tuple(int(part) for part in name.rpartition("-")[2].split("."))

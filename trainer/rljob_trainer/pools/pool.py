@@ -59,9 +59,11 @@ class RolloutPool(Dispatch):
         worked: Report | None = None,
         made_again: MadeAgain | None = None,
         homes: Homes | None = None,
+        lasting: bool = False,
     ) -> None:
         """``replace`` starts an engine for a lost one, and ``bring_up`` gives it weights. ``made_again`` is told of
-        requests that are made again for want of their engine. The rest is ``Dispatch``'s."""
+        requests that are made again for want of their engine. ``lasting``: while no engine is left requests wait,
+        because somebody else starts others. The rest is ``Dispatch``'s."""
         super().__init__(
             version=version,
             fixed_dispatch=fixed_dispatch,
@@ -71,6 +73,7 @@ class RolloutPool(Dispatch):
             homes=homes,
         )
         self._replace, self._bring_up, self._made_again = replace, bring_up, made_again
+        self._lasting = lasting
         self.published: Version | None = None
         """The present version; None: nothing was published, and engines serve the weights that they were built with."""
         self.replacing = 0
@@ -181,7 +184,7 @@ class RolloutPool(Dispatch):
         if replaceable:
             self.replacing += 1
             self._spawn(self._start_replacement(name))
-        elif not self._members:
+        elif not self._members and not self._lasting:
             self._fail(EngineError(f"no engine is left: {name} was the last one ({reason})"))
 
     async def wait_for_replacement(self) -> None:

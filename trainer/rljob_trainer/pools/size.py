@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.resolved import ResolvedSpec
-from rljob_api.spec.pools import RolloutSpec
+from rljob_api.spec.pools import JudgePool, RolloutSpec
 
 _TORCH_CONCURRENT = 512
 """Small models, which the torch engine is for, profit from wide batches."""
@@ -25,9 +25,9 @@ def response_lengths(spec: ResolvedSpec) -> dict[str, int]:
     return lengths
 
 
-def max_concurrent(rollout: RolloutSpec) -> int:
+def max_concurrent(pool: RolloutSpec | JudgePool) -> int:
     """Sequences that are sampled side by side in one engine."""
-    return rollout.max_concurrent or (_TORCH_CONCURRENT if rollout.engine == "torch" else _VLLM_CONCURRENT)
+    return pool.max_concurrent or (_TORCH_CONCURRENT if pool.engine == "torch" else _VLLM_CONCURRENT)
 
 
 def in_hand(concurrent: int) -> int:

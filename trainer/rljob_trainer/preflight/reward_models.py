@@ -1,8 +1,8 @@
-"""The reward models of a job, as far as their files are on this machine: told by ``config.json``, nothing is loaded."""
+"""The models that score, as far as their files are on this machine: told by ``config.json``, nothing is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rljob_api import Readable, Violation
@@ -14,21 +14,47 @@ from rljob_trainer.preflight.places import as_violation, local_path
 def check_reward_models(found: Readable, base: Path) -> Iterator[Violation]:
     """``base`` is where relative paths start. Hub ids and volumes are left to the run."""
     for index, function in enumerate(found.job.spec.reward.functions):
-        if function.reward_model is None:
-            continue
-        path, source = f"spec.reward.functions[{index}].rewardModel.source", function.reward_model.source
-        if "://" in source and not source.startswith(("hf://", "pvc://", "file://")):
-            yield Violation(
-                path, f"{source} is no place of a reward model", "write a path, a hub id or pvc://claim/path"
-            )
-            continue
-        folder = local_path(source, base)
-        if folder is None:
-            continue
-        if folder.is_dir():
-            yield from _folder(path, folder)
-        elif source.count("/") > 1 or source.startswith((".", "/", "~", "file://")):
-            yield Violation(path, f"there is no folder {folder}", "write a model folder or a hub id (owner/name)")
+        if function.reward_model is not None:
+            path = f"spec.reward.functions[{index}].rewardModel.source"
+            yield from _place(path, function.reward_model.source, base, "a reward model", _folder)
+
+
+def check_judge(found: Readable, base: Path) -> Iterator[Violation]:
+    """The model of spec.judge. ``base`` is where relative paths start."""
+    judge = found.job.spec.judge
+    if judge is not None:
+        yield from _place("spec.judge.model.source", judge.model.source, base, "a model that judges", _language_model)
+
+
+def _place(
+    path: str, source: str, base: Path, what: str, look: Callable[[str, Path], Iterator[Violation]]
+) -> Iterator[Violation]:
+    """``look`` says what is wrong with the folder, if it is here."""
+    if "://" in source and not source.startswith(("hf://", "pvc://", "file://")):
+        yield Violation(path, f"{source} is no place of {what}", "write a path, a hub id or pvc://claim/path")
+        return
+    folder = local_path(source, base)
+    if folder is None:
+        return
+    if folder.is_dir():
+        yield from look(path, folder)
+    elif source.count("/") > 1 or source.startswith((".", "/", "~", "file://")):
+        yield Violation(path, f"there is no folder {folder}", "write a model folder or a hub id (owner/name)")
+
+
+def _language_model(path: str, folder: Path) -> Iterator[Violation]:
+    try:
+        config = read_json(folder / "config.json")
+    except JobFileError as error:
+        yield as_violation(error, path)
+        return
+    kinds = [str(kind) for kind in config.get("architectures") or ()]
+    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        yield Violation(
+            path,
+            f"{folder} is a {', '.join(kinds)}, which writes no text",
+            "use a language model, or type: rewardModel for this one",
+        )
 
 
 def _folder(path: str, folder: Path) -> Iterator[Violation]:

@@ -1,5 +1,5 @@
 """Rewards of whole prompt groups: quick built-in rules here, functions in worker processes under a time limit, tests in
-a sandbox, judges over HTTP, reward models in processes of their own.
+a sandbox, judges over HTTP or on the job's own engines, reward models in processes of their own.
 
     async with RewardPool(job.spec.reward, longest_response=512, paths=[folder_of_the_job_file]) as pool:
         group_rewards = await pool.score(group)
@@ -49,6 +49,7 @@ from rljob_trainer.world.sandbox.chosen import chosen_sandbox
 
 if TYPE_CHECKING:
     from rljob_api.spec.reward import Reward, RewardFunction
+    from rljob_trainer.rewards.judge.transport import OwnJudge
     from rljob_trainer.rewards.reward_model.scorers import Scorers
     from rljob_trainer.world.sandbox import Sandbox
 
@@ -113,10 +114,12 @@ class RewardPool:
         records: Path | None = None,
         waits: Waits | None = None,
         scorers: Scorers | None = None,
+        judge: OwnJudge | None = None,
     ) -> None:
         """``longest_response`` is rollout.maxResponseTokens; ``paths`` are folders with the user's modules, ``records``
         is the run's output folder, which keeps what judges were asked and said, and which reward model it is (None:
         forgotten). ``scorers``: the pool that computes reward models (None: processes beside the driver do).
+        ``judge``: the engines of judges that have no endpoint (None: the job has no such judge).
 
         Raises ``JobFileError`` for parameters that a built-in function does not take.
         """
@@ -132,7 +135,7 @@ class RewardPool:
         self._base = Path(paths[0]) if paths else Path()
         self._records = records
         self._waits = waits
-        self._scorers = scorers
+        self._scorers, self._judge = scorers, judge
         self._open = AsyncExitStack()
         asked = {spec.name for spec in self._specs if spec.type in _MODELS}
         here = {term.spec.name for term in self._inline} | set(self._sandboxed) | asked
@@ -199,7 +202,7 @@ class RewardPool:
 
     def _model_of(self, spec: TermSpec, function: RewardFunction) -> ScoringModel | None:
         if function.judge is not None:
-            return Judge(spec, function.judge, self._records, self._waits)
+            return Judge(spec, function.judge, self._records, self._waits, self._judge)
         if function.reward_model is not None:
             return RewardModel(
                 spec, function.reward_model, self._base, self._records, pool=self._scorers, waits=self._waits

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from rljob_trainer.episodes.requests import GenerationRequest
 from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.errors import EngineError
 from rljob_trainer.garbage import settle
+from rljob_trainer.models.fixed import FixedModel
 from rljob_trainer.models.sharing import fetch_model
 from rljob_trainer.rollout.columns import Results
 from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
@@ -38,6 +39,8 @@ class EngineSpec:
     kind: Literal["torch", "vllm"]
     folder: str
     """The model: a local Hugging Face folder."""
+    files: FixedModel | None = None
+    """The model where each node looks for it itself, in place of ``folder``; its weights never change."""
     address: str | None = None
     """Where a node that has no such folder takes it from."""
     dtype: str = "float32"
@@ -74,6 +77,8 @@ class EnginePlace:
 def build_engine(spec: EngineSpec, ended: Callable[[EngineError], None] = lambda error: None) -> Engine:
     """The engine that ``spec`` describes. Imports only what it needs. ``ended`` is told, in another thread, when the
     process ends that vLLM's core has of its own."""
+    if spec.files is not None:
+        spec = replace(spec, folder=str(spec.files.folder()))
     if spec.address is not None:
         fetch_model(Path(spec.folder), spec.address)
     if spec.kind == "torch":

@@ -13,11 +13,12 @@ import os
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.rewards.judge.transport import AwayError, JudgeAnswer, JudgeRefusedError, QuestionError
 from rljob_trainer.texts import writable
 
 if TYPE_CHECKING:
@@ -31,40 +32,20 @@ _OF_THE_QUESTION = frozenset({400, 413, 422})
 """What may be wrong with one question: it is longer than the judge's context, say."""
 
 
-class AwayError(Exception):
-    """The endpoint does not answer now: it is down, busy, or something else answers in its place."""
-
-    def __init__(self, problem: str, seconds: float | None = None) -> None:
-        """``seconds``: how long the endpoint wants to be left alone (Retry-After)."""
-        super().__init__(problem)
-        self.seconds = seconds
-
-
-class JudgeRefusedError(Exception):
-    """It answers that it will not: key, address or model are wrong."""
-
-
-class QuestionError(Exception):
-    """It will not answer this question."""
-
-
-class JudgeAnswer(NamedTuple):
-    """An answer: its text, whether it was cut, and the tokens of question and answer as the endpoint counts them (None:
-    it does not say)."""
-
-    text: str
-    cut: bool
-    tokens: int | None
-
-
 class JudgeEndpoint:
     """Open from ``open`` to ``close``."""
 
+    concurrency = 16
+
     def __init__(self, judge: JudgeSpec, place: str) -> None:
         """``place``: the path in the job file. Raises ``JobFileError`` when the environment has no key."""
+        assert judge.base_url is not None
+        assert judge.model is not None
+        self.name = f"the judge {judge.model} at {judge.base_url}"
+        self.model = judge.model
         self._url = f"{judge.base_url.rstrip('/')}/chat/completions"
         self._seconds = judge.request_seconds
-        self._concurrency = judge.concurrency
+        self._connections = judge.concurrency or self.concurrency
         self._key = None if judge.api_key_env is None else _key(judge.api_key_env, place)
         self._session: aiohttp.ClientSession | None = None
 
@@ -72,7 +53,7 @@ class JudgeEndpoint:
         """Connects to nobody yet."""
         # No cookies: an endpoint that tells its replicas apart by them would get all questions to one.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._concurrency),
+            connector=aiohttp.TCPConnector(limit=self._connections),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=self._seconds),
             headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
@@ -82,8 +63,9 @@ class JudgeEndpoint:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, body: Mapping[str, Any]) -> JudgeAnswer:
-        """Raises ``AwayError``, ``JudgeRefusedError`` and ``QuestionError``."""
+    async def ask(self, body: Mapping[str, Any], seed: int) -> JudgeAnswer:
+        """``seed``: not every endpoint takes one, and none is sent. Raises ``AwayError``, ``JudgeRefusedError`` and
+        ``QuestionError``."""
         assert self._session is not None, "the endpoint is not open"
         try:
             async with self._session.post(self._url, json=dict(body), allow_redirects=False) as response:
@@ -101,6 +83,9 @@ class JudgeEndpoint:
         if status in _LATER or status >= 500:
             raise AwayError(problem, _seconds(retry_after))
         raise JudgeRefusedError(problem)
+
+    def take_counts(self) -> dict[str, float]:
+        return {}
 
     def _said(self, data: bytes) -> JudgeAnswer:
         try:

@@ -16,11 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.rewards.judge.endpoint import AwayError, JudgeAnswer, JudgeEndpoint, JudgeRefusedError, QuestionError
+from rljob_trainer.rewards.judge.endpoint import JudgeEndpoint
 from rljob_trainer.rewards.judge.limits import MinuteLimits
 from rljob_trainer.rewards.judge.question import Question, question_of
 from rljob_trainer.rewards.judge.reading import NoScoreError, check_pattern, score_in
 from rljob_trainer.rewards.judge.record import JudgeRecord
+from rljob_trainer.rewards.judge.transport import (
+    AwayError,
+    JudgeAnswer,
+    JudgeRefusedError,
+    JudgeTransport,
+    OwnJudge,
+    QuestionError,
+)
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.terms import RewardFailure
 from rljob_trainer.rewards.verdicts import described_error
@@ -94,18 +102,31 @@ class _Away:
 class Judge:
     """Scores for one term of the reward; used by one event loop, open from ``open`` to ``close``."""
 
-    def __init__(self, spec: TermSpec, judge: JudgeSpec, output: Path | None, waits: Waits | None = None) -> None:
-        """``output`` is the run's folder; None: what was asked is forgotten at the end. Raises ``JobFileError`` when
-        the environment has no key, or the pattern cannot be read."""
+    def __init__(
+        self,
+        spec: TermSpec,
+        judge: JudgeSpec,
+        output: Path | None,
+        waits: Waits | None = None,
+        own: OwnJudge | None = None,
+    ) -> None:
+        """``output`` is the run's folder; None: what was asked is forgotten at the end. ``own``: the job's own engines,
+        for a judge without an endpoint. Raises ``JobFileError`` when the environment has no key, or the pattern cannot
+        be read."""
         self.spec = spec
         self._judge = judge
         check_pattern(judge.parser, spec.place)
-        self._endpoint = JudgeEndpoint(judge, spec.place)
+        self._transport: JudgeTransport
+        if judge.base_url is not None:
+            self._transport = JudgeEndpoint(judge, spec.place)
+        else:
+            assert own is not None, "a judge without an endpoint is refused in a job without spec.judge"
+            self._transport = own.asked_by(spec.name, float(judge.request_seconds))
         folder = None if output is None else output / run_folder.JUDGES
         self._record = JudgeRecord(spec.name, folder, remembers=judge.cache)
         self._waits = waits or Waits()
         self._limits = MinuteLimits(judge.requests_per_minute, judge.tokens_per_minute)
-        self._slots = asyncio.Semaphore(judge.concurrency)
+        self._slots = asyncio.Semaphore(judge.concurrency or self._transport.concurrency)
         self._asking: dict[str, _Asking] = {}
         self._away: dict[int, _Away] = {}
         """Questions that are asked again."""
@@ -117,16 +138,17 @@ class Judge:
         self._random = random.Random()
 
     async def open(self) -> None:
-        """Reads the record, and connects to nobody yet: a judge that is away at the start may be there when there is
-        something to ask. Raises ``OutputError``; may take long."""
+        """Reads the record, and waits for the first of the job's own engines; an endpoint that is away at the start may
+        be there when there is something to ask. Raises ``OutputError``, and what the transport raises; may take
+        long."""
         await asyncio.to_thread(self._record.open)
-        await self._endpoint.open()
+        await self._transport.open()
 
     async def close(self) -> None:
         for asking in list(self._asking.values()):
             asking.task.cancel()
         await asyncio.gather(*(asking.task for asking in self._asking.values()), return_exceptions=True)
-        await self._endpoint.close()
+        await self._transport.close()
         self._waiting.close()
         self._record.close()
 
@@ -134,7 +156,7 @@ class Judge:
         """The judge's score, or why there is none. Raises ``JobFileError`` when the endpoint refuses the first
         questions, and ``OutputError`` when the record cannot be written."""
         try:
-            question = question_of(self._judge, response)
+            question = question_of(self._judge, self._transport.model, response)
         except ValueError as problem:
             return RewardFailure(self.spec.name, described_error(problem))
         if self._judge.cache and (known := self._record.score(question.key)) is not None:
@@ -163,7 +185,7 @@ class Judge:
         if counts.answers:
             told[metric("judge/<part>/seconds/mean", part=part)] = counts.seconds / counts.answers
             told[metric("judge/<part>/seconds/max", part=part)] = counts.slowest
-        return told
+        return told | self._transport.take_counts()
 
     async def _shared(self, question: Question) -> float | RewardFailure:
         """Equal questions at the same time are asked once. The last sample that gives up ends the asking."""
@@ -205,7 +227,7 @@ class Judge:
                 self._counts.request()
                 self._record.asked(question.key)
                 try:
-                    said = await self._endpoint.ask(question.body)
+                    said = await self._transport.ask(question.body, question.seed(unread))
                 except QuestionError as problem:
                     return RewardFailure(self.spec.name, f"{self._name} refuses the question: {problem}")
                 except (AwayError, JudgeRefusedError) as problem:
@@ -245,7 +267,7 @@ class Judge:
 
     @property
     def _name(self) -> str:
-        return f"the judge {self._judge.model} at {self._judge.base_url}"
+        return self._transport.name
 
     def _read(self, said: JudgeAnswer) -> float:
         if said.cut:

@@ -47,10 +47,15 @@ class Question:
         characters = sum(len(message["content"]) for message in self.body["messages"])
         return characters // _CHARACTERS_PER_TOKEN + int(self.body["max_tokens"])
 
+    def seed(self, number: int) -> int:
+        """Of the random numbers of its answer, the ``number``-th (from 0) after some that could not be read."""
+        digest = hashlib.sha256(f"{self.key} {number}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1
 
-def question_of(judge: JudgeSpec, response: Response) -> Question:
-    """What ``judge`` is asked about ``response``. Raises ``ValueError`` where the template names an answer and the row
-    has none."""
+
+def question_of(judge: JudgeSpec, model: str, response: Response) -> Question:
+    """What ``judge`` is asked about ``response``, of a ``model`` of that name. Raises ``ValueError`` where the template
+    names an answer and the row has none."""
     texts = {"prompt": _asked(response), "response": response.response, "answer": response.answer or ""}
     if "{answer}" in judge.template:
         required_answer(response.answer)
@@ -65,7 +70,7 @@ def question_of(judge: JudgeSpec, response: Response) -> Question:
 
     told = _ABOUT_MARKS.format(mark=mark)
     body = {
-        "model": judge.model,
+        "model": model,
         "messages": [
             {"role": "system", "content": f"{judge.system}\n\n{told}" if judge.system else told},
             {"role": "user", "content": _PLACEHOLDER.sub(section, judge.template)},

@@ -40,7 +40,7 @@ class ScorerActor:
         return os.environ.get("RAY_CLOUD_INSTANCE_ID") or socket.gethostname()
 
     def scores(self, model: ServedModel, rows: Sequence[Row]) -> ScoredBatch:
-        """Raises ``JobFileError`` for what is no reward model."""
+        """Raises ``JobFileError`` for what is no reward model, and ``ScorerLostError`` for a device that is lost."""
         from rljob_trainer.rewards.reward_model.scorer import Scorer, settings_of
 
         if model.name not in self._scorers:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.models.fixed import fixed_model
 from rljob_trainer.rewards.reward_model.process import ScorerProcess
 from rljob_trainer.rewards.reward_model.replica import ScorerReplica
 from rljob_trainer.rewards.reward_model.scorers import ReplicaSupply, Scorers
-from rljob_trainer.rewards.reward_model.served import found
+from rljob_trainer.rewards.reward_model.served import ServedModel
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.terms import RewardFailure
 from rljob_trainer.telemetry import run_folder
@@ -58,11 +59,11 @@ class RewardModel:
         ``RewardWorkerError`` when nobody comes up to compute it."""
         assert self._scorers is not None
         field = f"{self.spec.place}.rewardModel.source"
-        model = await asyncio.to_thread(found, self.spec.name, field, self._model, self._base)
-        self.version = model.version
+        files = await asyncio.to_thread(fixed_model, field, self._model.source, self._model.revision, self._base)
+        self.version = files.version
         log.info("reward %s: version %s of %s", self.spec.name, self.version, self._model.source)
         known = {} if self._record is None else await asyncio.to_thread(self._known_versions, self._record)
-        await self._scorers.serve(model)
+        await self._scorers.serve(ServedModel(self.spec.name, self._model, files))
         if self._record is not None:
             # Only now: what is no reward model is nothing that a run began with.
             await asyncio.to_thread(run_folder.write_whole, self._record, json.dumps(known, indent=1) + "\n")

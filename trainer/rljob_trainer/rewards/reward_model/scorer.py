@@ -16,7 +16,8 @@ import torch
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.tokenizer import load_tokenizer
-from rljob_trainer.rewards.reward_model.served import ServedModel, folder_of
+from rljob_trainer.rewards.reward_model.replica import ScorerLostError
+from rljob_trainer.rewards.reward_model.served import ServedModel
 from rljob_trainer.rewards.verdicts import described_error
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -44,9 +45,9 @@ class ScorerSettings:
 
 def settings_of(model: ServedModel, device: str) -> ScorerSettings:
     """Where the model is on this node, and how it is computed. Raises ``JobFileError`` when it is not there."""
-    spec = model.spec
+    spec, files = model.spec, model.files
     return ScorerSettings(
-        folder_of(model), model.field, spec.dtype, spec.batch_tokens, spec.max_length, spec.trust_remote_code, device
+        files.folder(), files.field, spec.dtype, spec.batch_tokens, spec.max_length, spec.trust_remote_code, device
     )
 
 
@@ -95,7 +96,8 @@ class Scorer:
         ]
 
     def scores(self, rows: Sequence[Row]) -> tuple[list[float | str], int]:
-        """A score or a problem for each row, and the tokens of all rows."""
+        """A score or a problem for each row, and the tokens of all rows. Raises ``ScorerLostError`` when the model has
+        raised and its device computes nothing any more, so that no row is blamed; and what the model raises."""
         scores: list[float | str] = ["" for _ in rows]
         ids: list[list[int]] = [[] for _ in rows]
         fitting = []
@@ -115,7 +117,12 @@ class Scorer:
             else:
                 fitting.append(index)
         for batch in self._batches(fitting, ids):
-            for index, score in zip(batch, self._forward([ids[index] for index in batch]), strict=True):
+            try:
+                found = self._forward([ids[index] for index in batch])
+            except Exception as problem:
+                self._check_device(problem)
+                raise
+            for index, score in zip(batch, found, strict=True):
                 scores[index] = score if math.isfinite(score) else f"the reward model gave {score}"
         return scores, sum(len(ids[index]) for index in fitting)
 
@@ -129,6 +136,15 @@ class Scorer:
             batch.append(index)
         if batch:
             yield batch
+
+    def _check_device(self, problem: Exception) -> None:
+        """Whether it still computes after this: some errors of CUDA stay until the process ends, whatever is asked."""
+        try:
+            works = float(torch.ones((), device=self._device) + 1) == 2
+        except RuntimeError:
+            works = False
+        if not works:
+            raise ScorerLostError(f"its device computes no more since {described_error(problem)}") from problem
 
     @torch.inference_mode()
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:

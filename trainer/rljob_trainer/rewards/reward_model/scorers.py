@@ -15,11 +15,12 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rljob_trainer.errors import JobFileError, RewardWorkerError
 from rljob_trainer.rewards.reward_model.replica import ScorerLostError, ScorerReplica
 from rljob_trainer.rewards.reward_model.rows import RowBatch, RowCounts, RowQueue, Said
+from rljob_trainer.rewards.standing import GoneScorer, ReplicaState, ScorerStanding
 from rljob_trainer.rewards.verdicts import described_error
 from rljob_trainer.waits import Waits
 
@@ -34,29 +35,6 @@ _PAUSE_SECONDS = 5.0
 """After a replica that did not come up, before the next one is tried."""
 _MOST_STARTS = 16
 """Replicas that come up at once: each takes a thread that asks Ray, and reads a whole model."""
-
-ReplicaState = Literal["starting", "serving", "leaving"]
-
-
-@dataclass(frozen=True, slots=True)
-class ScorerStanding:
-    """What is known of one replica without asking it."""
-
-    name: str
-    pod: str | None
-    state: ReplicaState
-    running: int
-    """Rows it has in hand."""
-    seconds: float
-    """Since it has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class GoneScorer:
-    """A replica that has left; its pod is not needed any more."""
-
-    name: str
-    pod: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,12 +322,14 @@ class Scorers:
         await self._end(life)
 
     async def _end(self, life: _Life) -> None:
-        if life.replica is not None:
-            await life.replica.kill()
-        self._lives.pop(life.name, None)
-        if life.state == "serving" and not self._serving():
-            self._nobody_since = time.monotonic()
-        self._changed.set()
+        try:
+            if life.replica is not None:
+                await life.replica.kill()
+        finally:
+            self._lives.pop(life.name, None)
+            if life.state == "serving" and not self._serving():
+                self._nobody_since = time.monotonic()
+            self._changed.set()
 
     def _gone(self, life: _Life) -> None:
         """Remembers where a replica was, unless another one is there too."""

@@ -2,7 +2,7 @@
 
 Talks pickled frames (``frames.py``) over its standard input and output: ``ServedModel``, answered by ``Ready``; then
 lists of rows, each answered by a ``ScoredBatch``, or by a ``BatchProblem`` when the model raises. It ends when the
-driver closes the pipe, or dies.
+driver closes the pipe, or dies, and when nothing can be computed in it any more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.child import die_with_parent, take_over_pipes
 from rljob_trainer.rewards.frames import Ready, frame, read_frame
-from rljob_trainer.rewards.reward_model.replica import BatchProblem, ScoredBatch
+from rljob_trainer.rewards.reward_model.replica import BatchProblem, ScoredBatch, ScorerLostError
 from rljob_trainer.rewards.verdicts import described_error
 
 
@@ -38,6 +38,8 @@ def main() -> None:
         began = time.monotonic()
         try:
             scores, tokens = scorer.scores(rows)
+        except ScorerLostError:
+            raise  # another process is asked
         except Exception as problem:  # noqa: BLE001  the model's code may raise anything, and the next rows may do
             answer: ScoredBatch | BatchProblem = BatchProblem(described_error(problem))
         else:

@@ -1,4 +1,4 @@
-"""Which weights a reward model has, in a few characters."""
+"""Which weights a model's folder has, in a few characters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def version_of(folder: Path) -> str:
     digest = hashlib.sha256()
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
-        raise JobFileError(f"{folder} has no *.safetensors; a reward model is a Hugging Face model folder")
+        raise JobFileError(f"{folder} has no *.safetensors; write a Hugging Face model folder")
     try:
         for name in _READ_WHOLE:
             if (file := folder / name).exists():

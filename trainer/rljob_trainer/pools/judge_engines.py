@@ -1,0 +1,312 @@
+"""The job's own judge: a pool of engines whose weights never change, asked without HTTP.
+
+It is a ``RolloutPool`` to which nothing is published, with an ``EngineCount`` that starts its first engines, those in
+place of lost ones, and those that are wanted later. What an engine had in hand when it was lost is asked again on
+another one; while none is there questions wait, and whoever asks says for how long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rljob_trainer.aside import aside
+from rljob_trainer.data.chat import ChatTemplate
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.errors import DeadlineError, EngineError, JobFileError, RewardWorkerError
+from rljob_trainer.models.fixed import FixedModel, fixed_model
+from rljob_trainer.models.folder import read_folder
+from rljob_trainer.models.tokenizer import load_tokenizer
+from rljob_trainer.pools.engine_count import EngineCount
+from rljob_trainer.pools.pool import RolloutPool
+from rljob_trainer.rewards.judge.transport import AwayError, JudgeAnswer, QuestionError
+from rljob_trainer.rewards.standing import GoneScorer, ReplicaState, ScorerStanding
+from rljob_trainer.rewards.verdicts import described_error
+from rljob_trainer.rollout.handle import EngineHandle
+from rljob_trainer.telemetry.names import metric
+from rljob_trainer.waits import Waits, patiently
+
+if TYPE_CHECKING:
+    from rljob_api.spec.pools import JudgePool
+
+log = logging.getLogger(__name__)
+
+_TITLE = "the judge pool"
+_FIELD = "spec.judge.model.source"
+_REMEDY = "the log says why; correct spec.judge, or give its pods what they lack"
+_ALL = 1 << 20
+"""Questions at once: those that no engine has room for wait here."""
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ServedJudge:
+    """The model that judges."""
+
+    files: FixedModel
+    chat: ChatTemplate
+    context: int
+    """Longest question and answer together, tokens."""
+    stop_token_ids: tuple[int, ...]
+
+
+def served_judge(pool: JudgePool, base: Path) -> ServedJudge:
+    """Reads it. ``base``: where a relative path starts. Raises ``JobFileError`` for what is no such model."""
+    model = pool.model
+    files = fixed_model(_FIELD, model.source, model.revision, base)
+    folder = read_folder(files.folder(), field=_FIELD)
+    if pool.engine == "torch" and folder.unsupported is not None:
+        raise JobFileError(
+            f"spec.judge.engine: the torch engine {folder.unsupported}, as {folder.path} says; use engine: vllm"
+        )
+    wanted = pool.max_context_tokens
+    if wanted is not None and wanted > folder.context_length:
+        raise JobFileError(
+            f"spec.judge.maxContextTokens: {wanted} is more than the model's context of {folder.context_length} "
+            "tokens; lower it"
+        )
+    tokenizer = load_tokenizer(folder.path)
+    if model.chat_template is not None:
+        tokenizer.chat_template = model.chat_template
+    chat = ChatTemplate(tokenizer, folder.eos_token_ids)
+    return ServedJudge(files, chat, wanted or folder.context_length, folder.eos_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSupply:
+    """How engines are had."""
+
+    load: Callable[[], ServedJudge]
+    """Reads the model, which may take long."""
+    start: Callable[[str, ServedJudge], Awaitable[EngineHandle]]
+    """Starts one of a name. Raises ``EngineError`` and ``DeadlineError``."""
+    in_hand: int
+    """Questions that one engine is given at once."""
+    patience_seconds: float
+    """How long the first one may take to come up."""
+
+
+class JudgeEngines:
+    """Keeps ``wanted`` engines. Open from ``open``, which may be called several times, to ``close``."""
+
+    def __init__(self, count: int, supply: EngineSupply, waits: Waits | None = None) -> None:
+        self._supply = supply
+        self._waits = waits or Waits()
+        self._pool = RolloutPool(max_outstanding=supply.in_hand, made_again=self._made_again, lasting=True)
+        self._count = EngineCount(
+            self._pool, 0, start=self._start, bring_up=self._bring_up, between=_at_any_time, prefix="judge-"
+        )
+        self._count.want(count)
+        self._served: ServedJudge | None = None
+        self._opening = asyncio.Lock()
+        self._keeping: asyncio.Task[None] | None = None
+        self._numbers: dict[str, int] = {}
+        self._losses: dict[str, int] = {}
+        self._open_questions = 0
+        self._telling = ExitStack()
+
+    # --- what is asked
+
+    def asked_by(self, part: str, seconds: float) -> JudgeAsker:
+        """The way for one term of the reward. ``seconds``: the longest in which no question is answered."""
+        return JudgeAsker(self, part, seconds)
+
+    async def open(self) -> ServedJudge:
+        """Returns when the first engine answers. Raises ``JobFileError`` for what is no such model, and
+        ``RewardWorkerError`` when no engine comes up."""
+        async with self._opening:
+            if self._served is None:
+                self._served = await aside(self._supply.load)
+            if self._keeping is None:
+                self._keeping = asyncio.create_task(self._count.run(), name="judge pool")
+            patience = self._supply.patience_seconds
+            deadline = asyncio.get_running_loop().time() + patience
+            with self._waits.wait(_TITLE, self._reason, patience):
+                while not self._pool.serving:
+                    if asyncio.get_running_loop().time() >= deadline:
+                        why = f": {self._count.problem}" if self._count.problem else f" within {patience:.0f} s"
+                        raise RewardWorkerError(f"no engine of the judge comes up{why}; {_REMEDY}")
+                    await asyncio.sleep(_LOOK_SECONDS)
+            return self._served
+
+    async def answer(
+        self, part: str, prompt_ids: Sequence[int], sampling: SamplingSettings, seed: int, seconds: float
+    ) -> GenerationResult:
+        """What some engine says. Raises ``AwayError`` when none has answered anything for so many ``seconds``, and
+        ``QuestionError`` for what does not fit the context."""
+        number = self._numbers[part] = self._numbers.get(part, 0) + 1
+        request = GenerationRequest(EpisodeId(_purpose(part), number, 0), tuple(prompt_ids), sampling, seed)
+        loop = asyncio.get_running_loop()
+        began, answered = loop.time(), asyncio.Event()
+        task = asyncio.create_task(self._pool.generate([request]), name="judge question")
+        task.add_done_callback(lambda _: answered.set())
+        try:
+            with self._told():
+                await patiently(answered, lambda: max(began, self._pool.finished_at) + seconds)
+            (result,) = task.result()
+            return result
+        except TimeoutError:
+            raise AwayError(f"{self._reason()}, and none was answered for {seconds:g} s") from None
+        except ValueError as error:
+            raise QuestionError(described_error(error)) from error
+        except (EngineError, DeadlineError) as error:
+            raise AwayError(str(error)) from error
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def take_losses(self, part: str) -> int:
+        """Questions of a term that were asked again because their engine was lost, since the last call."""
+        return self._losses.pop(_purpose(part), 0)
+
+    # --- how many there are (``ScoringPool``)
+
+    @property
+    def wanted(self) -> int:
+        return self._count.wanted
+
+    def want(self, count: int) -> None:
+        self._count.want(count)
+
+    @property
+    def waiting(self) -> int:
+        return self._pool.queued
+
+    @property
+    def drained(self) -> Sequence[GoneScorer]:
+        return [GoneScorer(gone.name, gone.place.pod) for gone in self._count.drained if gone.place is not None]
+
+    def standings(self) -> Sequence[ScorerStanding]:
+        states: dict[str, ReplicaState] = {"joining": "starting", "leaving": "leaving"}
+        told = [
+            ScorerStanding(
+                known.name,
+                None if known.place is None else known.place.pod,
+                states.get(known.state, "serving"),
+                known.running,
+                known.oldest_seconds,
+            )
+            for known in self._pool.standings()
+        ]
+        here = {standing.name for standing in told}
+        return told + [
+            ScorerStanding(name, None, "starting", 0, 0.0) for name in self._count.starting if name not in here
+        ]
+
+    async def close(self) -> None:
+        """Ends all engines. May be called twice."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        await self._pool.close()
+
+    # --- engines
+
+    async def _start(self, name: str) -> EngineHandle:
+        assert self._served is not None
+        return await self._supply.start(name, self._served)
+
+    async def _bring_up(self, handle: EngineHandle) -> None:
+        """It has its weights already."""
+        self._pool.activate([handle.name])
+
+    def _made_again(self, ids: Sequence[EpisodeId]) -> None:
+        for id in ids:
+            self._losses[id.purpose] = self._losses.get(id.purpose, 0) + 1
+
+    # --- what is said
+
+    @contextlib.contextmanager
+    def _told(self) -> Any:
+        """Inside, a question is under way."""
+        self._open_questions += 1
+        if self._open_questions == 1:
+            self._telling.enter_context(self._waits.wait(_TITLE, self._reason))
+        try:
+            yield
+        finally:
+            self._open_questions -= 1
+            if not self._open_questions:
+                self._telling.close()
+
+    def _reason(self) -> str:
+        standings = [standing for standing in self.standings() if standing.state == "serving"]
+        said = f"{len(standings)} of {self.wanted} engines" if standings else f"engines: none of {self.wanted} is there"
+        parts = [said]
+        if running := sum(standing.running for standing in standings):
+            oldest = max(standing.seconds for standing in standings)
+            parts[0] += f" to answer {running} questions, the oldest for {oldest:.1f} s"
+        if self.waiting:
+            parts.append(f"{self.waiting} more are in the queue")
+        if not standings and self._count.problem is not None:
+            parts.append(f"the last did not come up: {self._count.problem}")
+        return "; ".join(parts)
+
+
+class JudgeAsker:
+    """A ``JudgeTransport``: requests in OpenAI's form to the job's own engines, as tokens."""
+
+    concurrency = _ALL
+
+    def __init__(self, engines: JudgeEngines, part: str, seconds: float) -> None:
+        self._engines, self._part, self._seconds = engines, part, seconds
+        self._served: ServedJudge | None = None
+        self.name, self.model = "the judge of spec.judge", ""
+
+    async def open(self) -> None:
+        self._served = await self._engines.open()
+        files = self._served.files
+        self.name, self.model = f"the judge {files.source} of spec.judge", files.version
+
+    async def close(self) -> None:
+        """The engines are others' to close."""
+
+    async def ask(self, body: Mapping[str, Any], seed: int) -> JudgeAnswer:
+        assert self._served is not None
+        sampling = SamplingSettings(
+            temperature=body["temperature"], max_tokens=body["max_tokens"], stop_token_ids=self._served.stop_token_ids
+        )
+        prompt = await asyncio.to_thread(_ids, self._served.chat, body["messages"])
+        if len(prompt) + sampling.max_tokens > self._served.context:
+            raise QuestionError(
+                f"it has {len(prompt)} tokens, which with maxTokens = {sampling.max_tokens} is more than the judge's "
+                f"context of {self._served.context}"
+            )
+        result = await self._engines.answer(self._part, prompt, sampling, seed, self._seconds)
+        text = self._served.chat.decode(result.tokens.ids.tolist())
+        return JudgeAnswer(text, result.finish != "stop", len(prompt) + len(result.tokens))
+
+    def take_counts(self) -> dict[str, float]:
+        losses = self._engines.take_losses(self._part)
+        return {metric("judge/<part>/asked_elsewhere", part=self._part): float(losses)}
+
+
+def _ids(chat: ChatTemplate, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """The tokens of a question. Raises ``QuestionError`` where the template fails on it."""
+    texts = [chat.without_special(message["content"]) for message in messages]
+    if not chat.is_there:
+        return chat.encode("\n\n".join([*texts, ""]))
+    told = [{"role": message["role"], "content": text} for message, text in zip(messages, texts, strict=True)]
+    try:
+        try:
+            return chat.encode(chat.render(told))
+        except Exception:  # noqa: BLE001  some templates take no system message (Gemma 2), each in its own way
+            return chat.encode(chat.render([{"role": "user", "content": "\n\n".join(texts)}]))
+    except Exception as problem:  # a template raises what it likes
+        raise QuestionError(f"the judge's chat template fails on it: {described_error(problem)}") from problem
+
+
+def _purpose(part: str) -> str:
+    return f"the judge {part}"
+
+
+def _at_any_time(who: str, what: str, seconds: float) -> AbstractAsyncContextManager[object]:
+    """Nothing is ever published: an engine may leave at any time."""
+    return nullcontext()

@@ -1,0 +1,74 @@
+"""How a judge is asked, wherever it is: behind an OpenAI-compatible endpoint, or on the job's own engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+
+class AwayError(Exception):
+    """The judge does not answer now: it is down, busy, or something else answers in its place."""
+
+    def __init__(self, problem: str, seconds: float | None = None) -> None:
+        """``seconds``: how long it wants to be left alone (Retry-After)."""
+        super().__init__(problem)
+        self.seconds = seconds
+
+
+class JudgeRefusedError(Exception):
+    """It answers that it will not: key, address or model are wrong."""
+
+
+class QuestionError(Exception):
+    """It will not answer this question."""
+
+
+class JudgeAnswer(NamedTuple):
+    """An answer: its text, whether it was cut, and the tokens of question and answer as the judge counts them (None:
+    it does not say)."""
+
+    text: str
+    cut: bool
+    tokens: int | None
+
+
+class JudgeTransport(Protocol):
+    """The way to one judge. Open from ``open`` to ``close``."""
+
+    @property
+    def name(self) -> str:
+        """The judge in messages: who, and where."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """What answers: another model's answers are not remembered as this one's. Known once it is open."""
+        ...
+
+    @property
+    def concurrency(self) -> int:
+        """How many questions it is asked at once, unless the job says so itself."""
+        ...
+
+    async def open(self) -> None:
+        """Raises ``JobFileError`` and ``RewardWorkerError`` for what can never answer."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def ask(self, body: Mapping[str, Any], seed: int) -> JudgeAnswer:
+        """The answer to a request in OpenAI's form. ``seed`` is another one for each try of a question, and the same
+        when a run repeats one. Raises ``AwayError``, ``JudgeRefusedError`` and ``QuestionError``."""
+        ...
+
+    def take_counts(self) -> dict[str, float]:
+        """Metrics of its own, since the last call."""
+        ...
+
+
+class OwnJudge(Protocol):
+    """The job's own engines, which answer for all of its judges that have no endpoint."""
+
+    def asked_by(self, part: str, seconds: float) -> JudgeTransport:
+        """For one term of the reward. ``seconds``: the longest in which no question is answered."""
+        ...
