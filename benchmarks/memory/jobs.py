@@ -51,6 +51,7 @@ JOBS: Mapping[str, Example] = {
     },
     "code": Example(["code/deepcoder-7b.yaml"]),
     "llm-judge": Example(["llm-judge/helpful-7b.yaml"]),
+    "llm-judge, its own judge": Example(["llm-judge/own-judge-7b.yaml"]),
     "retool": Example(["retool/retool-7b.yaml"]),
     "reward-model": Example(["reward-model/helpful-7b.yaml"]),
     "grpo-7b-lora-one-gpu": Example(["grpo-7b-lora-one-gpu/grpo-7b-lora.yaml"]),
