@@ -278,8 +278,12 @@ async def test_a_live_change_reaches_the_driver_and_costs_no_pod(world: World) -
     await world.until(
         "the driver has seen the new generation", lambda: world.drivers("followed")[0].generation == generation
     )
-    config = await world.call("GET", f"/api/v1/namespaces/{world.namespace}/configmaps/followed-job")
-    assert '"startSeconds": 1234' in config["data"]["job.json"]
+
+    async def kept() -> bool:
+        config = await world.call("GET", f"/api/v1/namespaces/{world.namespace}/configmaps/followed-job")
+        return '"startSeconds": 1234' in config["data"]["job.json"]
+
+    await world.until("the next attempt's job has it", kept)
     await world.until_condition("followed", "Accepted", "True", "Valid")
     assert [pod["metadata"]["uid"] for pod in await world.pods()] == before
     assert len(world.drivers("followed")) == 1

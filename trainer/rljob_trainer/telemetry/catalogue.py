@@ -186,9 +186,7 @@ def _judges() -> Iterator[Metric]:
     yield Metric("judge/<part>/tokens", "tokens", "of questions and answers, as the endpoint counts them", "sum")
     yield Metric("judge/<part>/requests_of_run", "requests", "since the run began, over all restarts", "last")
     yield Metric("judge/<part>/tokens_of_run", "tokens", "since the run began, over all restarts", "last")
-    yield Metric(
-        "judge/<part>/asked_elsewhere", "requests", "that were made again: their engine was lost (spec.judge)", "sum"
-    )
+    yield Metric("judge/<part>/asked_elsewhere", "requests", "made again: their engine was lost (spec.judge)", "sum")
     yield from _spread("judge/<part>/seconds", "s", "the times from request to answer", "mean max")
 
 
