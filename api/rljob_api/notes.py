@@ -42,7 +42,7 @@ def _memory(job: ResolvedJob, shape: ModelShape | None) -> Iterator[Violation]:
     model = job.spec.model
     if shape is None:
         shape = known_shape(model.source or "") if model.random is None else ModelShape.of_random(model.random)
-    if shape is None or untold(job) is not None:
+    if shape is None or untold(job, shape) is not None:
         return
     plan = plan_memory(job, shape)
     if job.spec.rollout.engine == "vllm" and job.spec.trainer.gpus_per_replica and not plan.inputs.engine_gpus:

@@ -1,109 +1,92 @@
 """Peak memory of a trainer rank for each example on GPUs, and whether it fits with 80 GB: no GPU and no network needed.
 
-.venv/bin/python -m benchmarks.memory
+.venv/bin/python -m benchmarks.memory [--only NAME]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from transformers import PretrainedConfig, Qwen2Config
+import pytest
 
-from benchmarks.environments import ROOT
 from benchmarks.measuring import table
-from benchmarks.memory.rank import GIGABYTE, Peak, peak_of
-from rljob_api import load_jobs, resolve
-from rljob_api.resolved import ResolvedSpec
+from benchmarks.memory.jobs import JOBS, Example, Measured, fullest, measure
+from benchmarks.memory.pretend_gpu import Counted, PretendGpu
+from rljob_api.memory import gib
+from rljob_api.memory.accelerators import product_memory
+from rljob_api.memory.plan import CONTEXT_BYTES, NCCL_BYTES
 
 HERE = Path(__file__).parent
-EXAMPLES = ROOT / "examples"
-CARD = 80 * GIGABYTE
-ROOM = 0.92
-"""Of a card, for tensors: the rest is the driver's, NCCL's and lost between blocks."""
-SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "0.5B": {
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "7B": {
-        "vocab_size": 152064,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
-}
-"""Of Qwen2.5, by size."""
-DAPO = "fully-async-dapo-7b"
-PPO_7B = "gsm8k, but 7B on 4 ranks with activation checkpointing"
-JOBS: Mapping[str, tuple[str, Sequence[str], Mapping[str, Any]]] = {
-    "gsm8k": ("0.5B", ["gsm8k.yaml"], {}),
-    PPO_7B: ("7B", ["gsm8k.yaml"], {"trainer.gpusPerReplica": 4, "trainer.activationCheckpointing": "true"}),
-    "one-step-off": ("7B", ["one-step-off.yaml"], {}),
-    **{
-        f"{DAPO} {split}": ("7B", [f"{DAPO}/base.yaml", f"{DAPO}/{split}.yaml"], {})
-        for split in ("4-4", "4-12", "8-8", "16-16", "32-32", "64-64")
-    },
-}
-"""Size of the model, files, settings."""
+RESULTS = HERE / "results"
+CARD = product_memory("H100-80GB-HBM3") or 0
+ROOM = 0.9
+"""Of a card, for what is counted and a process's own: gaps between tensors may take the rest."""
+OWN = CONTEXT_BYTES + NCCL_BYTES
 
 
-def config_of(size: str) -> PretrainedConfig:
-    return Qwen2Config(**SHAPES[size], max_position_embeddings=32768)
+def fits(peak: int) -> bool:
+    return peak + OWN <= ROOM * CARD
 
 
-def spec_of(name: str) -> ResolvedSpec:
-    _, files, settings = JOBS[name]
-    first, *overlays = (EXAMPLES / file for file in files)
-    [job] = load_jobs(first, [f"{path}={value}" for path, value in settings.items()], overlays)
-    return resolve(job).spec
-
-
-def fits(peak: Peak) -> bool:
-    return peak.total <= ROOM * CARD
-
-
-def verdict(plain: Peak, offloaded: Peak) -> str:
+def verdict(plain: Measured, offloaded: Measured) -> str:
     """What the job needs on cards of 80 GB."""
-    if fits(plain):
+    if fits(plain.counted.peak):
         return "fits"
-    if fits(offloaded):
+    if fits(offloaded.counted.peak):
         return "needs trainer.offload: true"
     return "needs more ranks, trainer.activationCheckpointing, or a smaller trainer.microBatchTokens"
 
 
-def show(peaks: Mapping[str, tuple[Peak, Peak]]) -> str:
-    heads = ["job", "state", "reference", "gathered", "activations", "peak, GB", "with offload", "on 80 GB"]
+def measured(example: Example, *, offload: bool) -> Measured:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        counted, rank = measure(example.resolved(offload=offload), PretendGpu(patch), CARD)
+    return Measured(counted, fullest(rank))
+
+
+def show(both: Mapping[str, tuple[Measured, Measured]]) -> str:
+    heads = ["job", "state", "passes", "peak, GiB", "plan", "with offload", "plan", "with 80 GB"]
     rows = []
-    for name, (plain, offloaded) in peaks.items():
-        sizes = [*asdict(plain).values(), plain.total, offloaded.total]
-        rows.append([name, *(f"{value / GIGABYTE:.1f}" for value in sizes), verdict(plain, offloaded)])
+    for name, (plain, offloaded) in both.items():
+        sizes = [plain.counted.state, plain.counted.peak - plain.counted.state, plain.counted.peak, plain.planned]
+        sizes += [offloaded.counted.peak, offloaded.planned]
+        rows.append([name, *map(gib, sizes), verdict(plain, offloaded)])
     return table(heads, rows)
 
 
+def read(text: str) -> dict[str, tuple[Measured, Measured]]:
+    """What ``main`` wrote."""
+    return {
+        name: (
+            Measured(Counted(**plain["counted"]), plain["planned"]),
+            Measured(Counted(**offloaded["counted"]), offloaded["planned"]),
+        )
+        for name, (plain, offloaded) in json.loads(text).items()
+    }
+
+
 def main() -> None:
-    peaks = {}
-    for name, (size, *_) in JOBS.items():
-        spec, config = spec_of(name), config_of(size)
-        plain, offloaded = (peak_of(spec, config, offload=offload, memory=CARD) for offload in (False, True))
-        peaks[name] = plain, offloaded
-        print(f"{name}: {plain.total / GIGABYTE:.1f} GB, {verdict(plain, offloaded)}", flush=True)
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    (results / "memory.md").write_text(show(peaks) + "\n")
-    whole = {name: [asdict(peak) for peak in both] for name, both in peaks.items()}
-    (results / "memory.json").write_text(json.dumps(whole, indent=1) + "\n")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
+    parser.add_argument("--only", choices=[*JOBS], help="measure this job; of the others the record stays")
+    only = parser.parse_args().only
+    record = read((RESULTS / "memory.json").read_text()) if only else {}
+    for name in [only] if only else JOBS:
+        example = JOBS[name]
+        plain = offloaded = measured(example, offload=False)
+        if example.resolved().spec.algorithm.needs_reference:  # the only thing that rests during an update
+            offloaded = measured(example, offload=True)
+        record[name] = plain, offloaded
+        print(f"{name}: {gib(plain.counted.peak)} GiB, {verdict(plain, offloaded)}", flush=True)
+    both = {name: record[name] for name in JOBS if name in record}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "memory.md").write_text(show(both) + "\n")
+    whole = {name: [asdict(each) for each in pair] for name, pair in both.items()}
+    (RESULTS / "memory.json").write_text(json.dumps(whole, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import yaml
 from rljob_api import check, resolve
 from rljob_api.memory import ModelShape, UnknownShapeError, bytes_of, known_shape, parts, plan_memory, untold
 from rljob_api.memory.accelerators import product_memory
+from rljob_api.memory.adapter import AdapterShape
 from rljob_api.memory.engine import EngineGpu
 from rljob_api.memory.known import known_models
 from rljob_api.memory.plan import MemoryPlan, changes, devices, plan_inputs
@@ -24,6 +25,8 @@ from rljob_api.spec.model import RandomModel
 
 GIB = 1 << 30
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
+SMALL = "Qwen/Qwen2.5-0.5B-Instruct"
+SHARE = {"gpu_memory_utilization": 0.6}
 
 # As the pages of the models on huggingface.co say ("Model size", by their safetensors; without output matrices that are
 # only stored twice).
@@ -43,6 +46,8 @@ PUBLISHED = {
     "Qwen/Qwen3-8B": 8_190_735_360,
     "Qwen/Qwen3-14B": 14_768_307_200,
     "Qwen/Qwen3-32B": 32_762_123_264,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": 14_770_033_664,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": 32_763_876_352,
@@ -54,6 +59,10 @@ PUBLISHED = {
     "meta-llama/Llama-3.2-3B": 3_212_749_824,
     "mistralai/Mistral-7B-v0.1": 7_241_732_096,
     "mistralai/Mistral-7B-v0.3": 7_248_023_552,
+    "google/gemma-2-2b": 2_614_341_888,
+    "google/gemma-2-9b": 9_241_705_984,
+    "google/gemma-2-27b": 27_227_128_320,
+    "google/gemma-3-1b": 999_885_952,
     "HuggingFaceTB/SmolLM2-135M": 134_515_008,
     "HuggingFaceTB/SmolLM2-360M": 361_821_120,
     "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
@@ -102,6 +111,7 @@ def test_every_known_model_has_as_many_parameters_as_published() -> None:
     [
         ("hf://Qwen/Qwen3-4B-Base", "qwen3"),
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2"),
+        ("google/gemma-2-9b-it", "gemma2"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral"),
         ("s3://models/Qwen2.5-7B-Instruct", "qwen2"),
         ("somebody/Qwen2.5-7B", None),
@@ -114,10 +124,25 @@ def test_models_trained_further_have_their_base_models_shape(source: str, family
 
 
 def test_a_configuration_of_another_family_or_without_a_size_is_refused_by_name() -> None:
-    with pytest.raises(UnknownShapeError, match="'gpt_oss' is not among llama, mistral, qwen2, qwen3"):
+    with pytest.raises(UnknownShapeError, match="'gpt_oss' is not among llama, mistral, qwen2, qwen3, gemma2"):
         ModelShape.from_config({"model_type": "gpt_oss"})
+    with pytest.raises(UnknownShapeError, match="some layers of this qwen3_moe have no experts"):
+        ModelShape.from_config(
+            {"model_type": "qwen3_moe", "hidden_size": 64, "num_attention_heads": 2, "mlp_only_layers": [0]}
+        )
     with pytest.raises(UnknownShapeError, match="hidden_size is None"):
         ModelShape.from_config({"model_type": "llama"})
+
+
+def test_gemma_2_has_both_caps_and_one_matrix_for_words_unless_its_file_says_otherwise() -> None:
+    sizes = dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"), 64)
+    config = {"model_type": "gemma2", "vocab_size": 64, "head_dim": 32, **sizes}
+    plain = ModelShape.from_config(config)
+    assert (plain.tied, plain.caps_scores, plain.caps_logits, plain.head_width) == (True, True, True, 32)
+    without = ModelShape.from_config(config | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    assert (without.caps_scores, without.caps_logits) == (False, False)
+    third = ModelShape.from_config(config | {"model_type": "gemma3_text", "tie_word_embeddings": False})
+    assert (third.tied, third.caps_scores, third.caps_logits) == (False, False, False)
 
 
 def test_a_random_model_with_the_tokenizer_of_another_has_no_known_vocabulary() -> None:
@@ -150,6 +175,16 @@ def engine(**options: Any) -> EngineGpu:
     shape = known_shape(QWEN)
     assert shape is not None
     return EngineGpu(shape, 2, context=4096, sequences=256, **options)
+
+
+def test_an_engine_has_all_experts_of_a_mixture_divided_and_its_routers_whole() -> None:
+    shape = known_shape("Qwen/Qwen3-30B-A3B")
+    assert shape is not None
+    one, four = (EngineGpu(shape, 2, context=4096, sequences=256, tensor=tensor) for tensor in (1, 4))
+    assert one.weights == 2 * PUBLISHED["Qwen/Qwen3-30B-A3B"]
+    # On each of four GPUs: of 48 layers the routers, the norms of the stream, and those of a head; and the last norm.
+    repeated = 2 * (48 * (128 * 2048 + 2 * 2048 + 2 * 128) + 2048)
+    assert 4 * four.weights == one.weights + 3 * repeated
 
 
 def test_an_engines_weights_and_cache_are_those_of_its_gpu() -> None:
@@ -248,6 +283,63 @@ def test_what_waits_in_host_memory_is_not_on_the_gpu() -> None:
     assert parts.REFERENCE not in moments["actor: layer backward"]
 
 
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+def with_adapter(source: str = QWEN, **changed: Any) -> ResolvedJob:
+    lora = {"source": source, "lora": {"rank": 16, "alpha": 16, **changed.pop("lora", {})}}
+    return job(model=lora, trainer={"gpusPerReplica": 1, "microBatchTokens": 4096}, **changed)
+
+
+def test_grpo_with_an_adapter_of_a_small_model_fits_on_one_card_of_24_gb_and_all_of_7b_does_not() -> None:
+    shared = {"placement": "colocated", "rollout": {"replicas": None, "gpusPerReplica": 0, "engineArgs": SHARE}}
+    lora = job(model={"source": SMALL, "lora": {"rank": 32}}, trainer={"gpusPerReplica": 1}, **shared)
+    card = product_memory("NVIDIA GeForce RTX 4090")
+    assert card is not None
+    assert plan(lora, card).fits
+    assert not plan(job(trainer={"gpusPerReplica": 1}, **shared), card).fits
+
+
+def test_beside_an_adapter_the_model_is_there_once_without_masters_moments_and_a_reference() -> None:
+    """For each number of the model two bytes, for each of the adapter's 4 and two moments of 4."""
+    kl = {"preset": "grpo", "kl": {"inLoss": {"coefficient": 0.001}}}
+    rank = plan(with_adapter(algorithm=kl), 80 * GIB).inputs.rank()
+    # As peft says of all linear layers at rank 16: "trainable params: 40,370,176".
+    assert rank.at_rest() == {
+        parts.FROZEN: 2 * PUBLISHED["Qwen/Qwen2.5-7B"],
+        parts.MASTERS: 4 * 40_370_176,
+        parts.OPTIMIZER: 8 * 40_370_176,
+        parts.REFERENCE: 0,
+    }
+    # Neither the embedding nor the output matrix has a gradient.
+    assert "actor: sum of the outer gradients" not in {moment.name for moment in rank.all()}
+
+
+def test_an_adapter_travels_merged_or_by_itself() -> None:
+    matrix = 3584 * 18944
+    embedding = 2 * 152064 * 3584
+    buckets = {}
+    for publish in ("merged", "adapter"):
+        trainer, engine, host = plan(with_adapter(lora={"publish": publish}), 80 * GIB).devices
+        moments = {moment.name: moment.parts for moment in trainer.moments}
+        buckets[publish] = moments["publication"][parts.BUCKETS]
+        slot = engine.peak.parts.get(parts.ENGINE_ADAPTER, 0)
+        assert slot == (2 * 40_370_176 if publish == "adapter" else 0)
+        # Each rank reads the whole model before it is cut up.
+        assert host.peak.total == 2 * PUBLISHED["Qwen/Qwen2.5-7B"]
+    # The whole embedding and what travels of it, or a product in float64 and float32 beside a bucket.
+    bucket = plan(with_adapter(), None).inputs.bucket
+    assert buckets["merged"] == max(2 * embedding, 12 * matrix + bucket)
+    assert buckets["adapter"] == 2 * 16 * 18944 + max(bucket, 2 * 16 * 18944)
+
+
+def test_an_engine_has_room_for_an_adapter_of_the_next_size_of_its_kernels() -> None:
+    for rank, size in ((1, 1), (9, 16), (16, 16), (33, 64)):
+        made = engine(memory=80 * GIB, adapter=AdapterShape(rank, ("q_proj",), alone=True))
+        assert made.slot == 2 * size * 40_370_176 // 16
+        assert made.sampling().total == engine(memory=80 * GIB).sampling().total
+
+
 # --- what would help --------------------------------------------------------------------------------------------------
 
 
@@ -330,25 +422,21 @@ def test_validate_notes_engines_on_cpus_beside_a_trainer_on_gpus() -> None:
     assert note.startswith("spec.rollout.gpusPerReplica: engines sample on CPUs, while the trainer has GPUs")
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"model": {"source": QWEN, "lora": {"rank": 8}}}, "spec.model.lora: what adapters"),
-        (
-            {"trainer": {"backend": "mine:Backend", "gpusPerReplica": 4}},
-            "spec.trainer.backend: what mine:Backend keeps",
-        ),
-    ],
-)
-def test_of_what_cannot_be_told_nothing_is_said(changed: dict[str, Any], named: str) -> None:
+def test_of_what_cannot_be_told_nothing_is_said() -> None:
     pod = {"nodeSelector": {"nvidia.com/gpu.memory": "1024"}}
-    trainer = {"gpusPerReplica": 4} | changed.get("trainer", {})
-    made = job(**changed | {"trainer": trainer | {"pod": pod}})
-    assert (untold(made) or "").startswith(named)
+    made = job(trainer={"backend": "mine:Backend", "gpusPerReplica": 4, "pod": pod})
+    assert (untold(made) or "").startswith("spec.trainer.backend: what mine:Backend keeps")
     assert said(made) == []
     plain = job(trainer={"gpusPerReplica": 4, "pod": pod})
     assert untold(plain) is None
     assert said(plain)
+    lora = {"source": QWEN, "lora": {"rank": 8}}
+    on_cpus = job(model=lora, trainer={"gpusPerReplica": 0}, rollout={"gpusPerReplica": 0})
+    assert (untold(on_cpus) or "").startswith("spec.model.lora: what adapters")
+    assert untold(job(model=lora)) is None
+    gemma = known_shape("google/gemma-2-2b-it")
+    assert (untold(on_cpus, gemma) or "").startswith("spec.model: what layers of gemma2 take on CPUs")
+    assert untold(job(), gemma) is None
 
 
 def test_nothing_is_noted_where_the_job_says_no_sizes_or_the_model_is_not_known() -> None:

@@ -1,6 +1,7 @@
 """Memory that a job needs, known before anything is rented: computed from the job and the model's shape alone.
 
 shape.py         a model's parameters, from its ``config.json``; ``known.py``: well-known models by hub id
+adapter.py       which layers have an adapter (model.lora), and how large it is
 rows.py          the largest row that a rank computes at once
 activations.py   what autograd keeps of it, and the output head
 trainer.py       a trainer rank, moment by moment

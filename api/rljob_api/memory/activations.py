@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rljob_api.memory.adapter import AdapterShape
 from rljob_api.memory.rows import LargestRow
 from rljob_api.memory.shape import ModelShape
 
 FLOAT = 4
 """Bytes of a float32."""
+_INDEX = 8
 _MOST_CHUNK_BYTES = 1 << 30
 _CHUNK_SHARE = 64
 _CACHE_BYTES = 2 << 20
@@ -22,6 +24,11 @@ _FEWEST_TOKENS = 32
 _LARGE_WEIGHT_BYTES = 32 << 20
 _TOKENS_OF_A_LARGE_WEIGHT = 512
 _KEPT_BYTES = 16 << 20
+_SCORES = 1 << 26
+"""Capped scores of a piece of the queries (rljob_trainer/models/soft_capping.py)."""
+_SCORE_BYTES = 14
+"""Of each in the backward pass: the hyperbolic tangent, the probability and its gradient in float32, and one of them in
+half precision."""
 _KL_FLOATS = 6
 """Float32 matrices ``[chunk, vocabulary]`` at once in the backward pass of the exact KL."""
 
@@ -37,6 +44,8 @@ class RowPass:
     on_cpu: bool = False
     context: int = 1
     """Ranks that compute the row together, each a part of its tokens, and in attention a part of the heads."""
+    adapter: AdapterShape | None = None
+    """What alone is trained; None: the whole model. A product with a frozen matrix keeps nothing of what it reads."""
 
     @property
     def tokens(self) -> int:
@@ -45,8 +54,8 @@ class RowPass:
 
     @property
     def last(self) -> int:
-        """Those that the last layer computes beyond attention: with several ranks all."""
-        return self.row.last if self.context == 1 else self.tokens
+        """Those that the last layer computes beyond attention: with several ranks, and of a mixture, all."""
+        return self.tokens if self.context > 1 or self.shape.experts else self.row.last
 
     @property
     def outputs(self) -> int:
@@ -70,32 +79,65 @@ class RowPass:
         """What the backward pass of a layer reads."""
         shape, row, size = self.shape, self.row, self.itemsize
         asking = self.last if last else self.tokens
-        norms = (self.tokens + asking) * self._norm(shape.hidden)
+        norms = self.tokens * self._norm(shape.hidden, read=self._trains("q_proj", "k_proj", "v_proj"))
+        norms += asking * self._norm(shape.hidden, read=self._trains("gate_proj", "up_proj"))
+        if shape.sandwiched:
+            norms += 2 * asking * self._norm(shape.hidden, read=False)
         heads = 0
-        if shape.family == "qwen3":
-            heads = self.tokens * (shape.heads + shape.kv_heads) * self._norm(shape.head_width, weighted=False)
-        attention = size * (2 * asking * shape.queries + 2 * row.keys * self.keys) + FLOAT * asking * shape.heads
+        if shape.norms_heads:
+            heads = self.tokens * (shape.heads + shape.kv_heads) * self._norm(shape.head_width, read=False)
+        attention = size * (2 * asking * shape.queries + 2 * row.keys * self.keys)
+        attention += 0 if shape.caps_scores else FLOAT * asking * shape.heads
         if self.on_cpu:
             attention += self._blocks(asking, last=last)
         elif self.context > 1:
             # What is exchanged comes in one piece, and the output once more as it is sent back.
             attention += size * self.tokens * shape.queries
             attention += size * row.tokens * 2 * self.keys if row.gathered else 0
-        elif last:
-            # Put back among the rows whose output nobody reads.
-            attention += size * self.tokens * shape.queries
-        feed_forward = 4 * size * asking * shape.intermediate
-        return norms + heads + attention + feed_forward + self._scaled_matrices
+        else:
+            if shape.caps_scores and row.gathered:
+                attention += self._in_two_blocks(asking)
+            if last and not shape.experts:
+                # Put back among the rows whose output nobody reads.
+                attention += size * self.tokens * shape.queries
+        feed_forward = (4 if self._trains("down_proj") else 3) * size * asking * shape.intermediate
+        if shape.experts:
+            feed_forward = self._mixture()
+        return norms + heads + attention + feed_forward + self._scaled_matrices + self._within_adapters
+
+    @property
+    def _pairs(self) -> int:
+        """Of a token and an expert that it is sent to."""
+        return self.tokens * self.shape.experts_per_token
+
+    def _mixture(self) -> int:
+        """The probabilities of all experts; of each pair what goes in, both that comes of it, their product, what goes
+        out, how much it counts, and three places in the order by experts."""
+        shape = self.shape
+        trained = self.adapter is None
+        pair = self.itemsize * ((2 if trained else 1) * shape.hidden + (4 if trained else 3) * shape.expert_width + 1)
+        return FLOAT * self.tokens * shape.experts + self._pairs * (pair + 3 * _INDEX)
+
+    def _trains(self, *names: str) -> bool:
+        """Whether one of these linear layers, or an adapter beside it, gets a gradient, and so keeps what it reads."""
+        return self.adapter is None or self.adapter.has(*names)
+
+    @property
+    def _within_adapters(self) -> int:
+        """What each adapter has made of its input: B reads it."""
+        if self.adapter is None:
+            return 0
+        return len(self.adapter.layers(self.shape)) * self.itemsize * self.tokens * self.adapter.rank
 
     def _blocks(self, asking: int, *, last: bool) -> int:
         """On a CPU siblings are another block than prompts: what both gave is put together, and keys and values stay
         as they were before they were copied to each sibling. The last layer reads its rows out first."""
-        shape, row = self.shape, self.row
-        read = FLOAT * asking * shape.hidden if last else 0
-        if not row.gathered:
-            return read
-        own = row.samples * (row.response - 1)
-        return read + FLOAT * (asking * shape.queries + 2 * own * shape.keys)
+        read = FLOAT * asking * self.shape.hidden if last else 0
+        return read + (self._in_two_blocks(asking) if self.row.gathered else 0)
+
+    def _in_two_blocks(self, asking: int) -> int:
+        own = self.row.samples * (self.row.response - 1)
+        return self.itemsize * (asking * self.shape.queries + 2 * own * self.shape.keys)
 
     def masks(self) -> int:
         """On a CPU, of the queries that do not see all of their keys' row: one for all layers."""
@@ -105,11 +147,16 @@ class RowPass:
         queries = row.response - 1 if row.gathered else row.response
         return FLOAT * queries * (row.prompt + row.response - 1)
 
-    def _norm(self, width: int, *, weighted: bool = True) -> int:
-        """Of one token: in float32 before it is scaled, then as it was computed, and what the next product reads."""
-        if self.on_cpu and weighted:
+    def _norm(self, width: int, *, read: bool) -> int:
+        """Of one token: in float32 before it is scaled, as it was computed, which the gradient of the scale needs, and,
+        where the next product's does, what that has ``read``."""
+        if self.on_cpu and read:
             return FLOAT * (width + 1)
-        return FLOAT * (width + 1) + (2 if weighted else 1) * self.itemsize * width
+        copies = (1 if self.adapter is None else 0) + (1 if read else 0)
+        if self.shape.sandwiched:  # scaled in float32, too
+            wide = 2 if self.adapter is None else 1
+            return FLOAT * (wide * width + 1) + (self.itemsize * width if read else 0)
+        return FLOAT * (width + 1) + copies * self.itemsize * width
 
     @property
     def _scaled_matrices(self) -> int:
@@ -124,8 +171,31 @@ class RowPass:
         forward part's width, less what the first of its products has read. On a CPU gradients of matrices too, with
         and without the norm's scale."""
         shape = self.shape
+        if shape.experts:  # of what goes out, before and after it is put in order, and times how much it counts
+            return 3 * self.itemsize * self._pairs * shape.hidden
         matrices = 2 * FLOAT * shape.hidden * shape.intermediate if self.on_cpu else 0
         return self.itemsize * self.tokens * 2 * shape.intermediate + matrices
+
+    def scores(self) -> int:
+        """Capped scores that exist at once, of a piece of the queries."""
+        row, heads = self.row, self.shape.heads
+        keys = row.prompt + row.response - 1
+        queries = row.response - 1 if row.gathered else keys
+        rows = max(1, _SCORES // max(1, row.samples * heads * keys))
+        return min(rows, queries) * row.samples * heads * keys
+
+    def attention_backward(self) -> int:
+        """What the backward pass of attention with capped scores needs beside what was kept: a piece's scores, the
+        gradients of keys and values in float32, and of queries and output."""
+        gradients = 2 * FLOAT * self.row.keys * self.keys + 2 * self.itemsize * self.tokens * self.shape.queries
+        return _SCORE_BYTES * self.scores() + gradients
+
+    def feed_forward(self) -> int:
+        """What is gone of a layer when the backward pass has come to attention."""
+        shape = self.shape
+        wide = (4 if self._trains("down_proj") else 3) * self.itemsize * shape.intermediate
+        norm = self._norm(shape.hidden, read=self._trains("gate_proj", "up_proj"))
+        return self.tokens * (wide + norm + 2 * self._norm(shape.hidden, read=False))
 
     # --- the whole model ----------------------------------------------------------------------------------------------
 
@@ -134,16 +204,19 @@ class RowPass:
         count = self.shape.layers
         if checkpointing:
             return count * self.stream
-        return (count - 1) * self.layer() + self.layer(last=True)
+        # Nothing that is trained is before the first norm of a frozen model.
+        first = 0 if self.adapter is None else self.tokens * FLOAT * (self.shape.hidden + 1)
+        return (count - 1) * self.layer() + self.layer(last=True) - first
 
     def after_layers(self) -> int:
         """The last norm, and the states that tokens are predicted from."""
         hidden = self.shape.hidden
-        return self.last * self._norm(hidden, weighted=False) + self.itemsize * self.outputs * hidden
+        return self.last * self._norm(hidden, read=False) + self.itemsize * self.outputs * hidden
 
     def shared(self) -> int:
         """What all layers read: cosines and sines of all positions, and masks."""
-        return 2 * self.itemsize * self.tokens * self.shape.head_width + self.masks()
+        kinds = 2 if self.shape.family == "gemma3_text" else 1  # of layers that see all, and of those that see a window
+        return kinds * 2 * self.itemsize * self.tokens * self.shape.head_width + self.masks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +230,8 @@ class OutputHead:
     given: bool
     """Whether the chunk was given in the job, and bounds what is kept."""
     on_cpu: bool = False
+    frozen: bool = False
+    """Whether the matrix gets no gradient."""
 
     @property
     def _rows(self) -> int:
@@ -166,6 +241,8 @@ class OutputHead:
     def kept(self) -> int:
         """Probabilities that are kept for the backward pass."""
         per_token = FLOAT * self.shape.vocabulary
+        if self.shape.caps_logits:  # whose gradient needs more
+            return 0
         if self.tokens <= self.chunk:
             return self.tokens * per_token
         if self.given or not self.on_cpu:
@@ -187,7 +264,7 @@ class OutputHead:
     def backward(self) -> int:
         """At its fullest, with the gradients of the states and of the matrix."""
         shape, several = self.shape, self.tokens > self.chunk
-        matrix = shape.vocabulary * shape.hidden
+        matrix = 0 if self.frozen else shape.vocabulary * shape.hidden
         halves = self.itemsize < FLOAT
         logits = self.itemsize * self._rows * shape.vocabulary if halves else 0
         states = self.itemsize * self.tokens * shape.hidden
@@ -196,17 +273,19 @@ class OutputHead:
         weights = FLOAT * matrix if several else self.itemsize * matrix
         if several and halves:
             weights += max(self.itemsize * matrix, logits)
-        return self.kept + self.room + logits + states + weights
+        slopes = self.room // 2 if shape.caps_logits else 0
+        return self.kept + self.room + slopes + logits + states + weights
 
     def with_exact_kl(self, *, gathered: bool) -> int:
         """At its fullest with the exact KL to a reference (``vocabulary_kl.py``), whose gradients are there before the
         head's: either a chunk's logits of both models and what is made of them, beside the gradient of the matrix and
         a chunk's part of it, or the head's own. The reference's states, and its matrix if it is ``gathered``, stay."""
         matrix = self.itemsize * self.shape.vocabulary * self.shape.hidden
+        gradient = 0 if self.frozen else matrix
         states = self.itemsize * self.tokens * self.shape.hidden
         halves = 2 * self.itemsize if self.itemsize < FLOAT else 0
         of_chunk = self._rows * self.shape.vocabulary * (_KL_FLOATS * FLOAT + halves)
-        fullest = max(self.kept + of_chunk + 2 * matrix, self.backward + matrix)
+        fullest = max(self.kept + of_chunk + 2 * gradient, self.backward + gradient)
         return fullest + 2 * states + (matrix if gathered else 0)
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from rljob_api.memory import parts
 from rljob_api.memory.activations import FLOAT
+from rljob_api.memory.adapter import AdapterShape
 from rljob_api.memory.parts import Moment
-from rljob_api.memory.shape import ModelShape
+from rljob_api.memory.shape import ModelShape, numbers
 
 DEFAULT_SHARE = 0.92
 """vLLM's ``gpu_memory_utilization`` unless told (version 0.32)."""
@@ -48,17 +49,26 @@ class EngineGpu:
     cache_bytes: int | None = None
     """What the cache was told to take (``kv_cache_memory_bytes``)."""
     eager: bool = False
+    adapter: AdapterShape | None = None
+    """What is computed beside the weights; None: nothing is, or it is added to them."""
 
     @property
     def weights(self) -> int:
         """Matrices are divided among the engine's GPUs, but for key and value heads that are fewer; norms are not."""
         shape, tensor = self.shape, self.tensor
         keys = self._keys * shape.hidden
-        queries, wide = shape.queries * shape.hidden // tensor, shape.intermediate * shape.hidden // tensor
+        queries, wide = shape.queries * shape.hidden // tensor, 3 * shape.intermediate * shape.hidden // tensor
+        if shape.experts:  # each of which is divided; the router is not
+            wide = numbers(shape.expert_stacks()) // tensor + shape.experts * shape.hidden
         vectors = sum(vector[0] for vector in shape.layer_vectors())
-        layer = 2 * queries + 2 * keys + 3 * wide + vectors
+        layer = 2 * queries + 2 * keys + wide + vectors
         outer = (1 if shape.tied else 2) * shape.vocabulary * shape.hidden // tensor + shape.hidden
         return self.itemsize * (shape.layers * layer + outer)
+
+    @property
+    def slot(self) -> int:
+        """Where the adapter of each version takes the place of the last one's."""
+        return 0 if self.adapter is None else self.itemsize * self.adapter.in_engine(self.shape)
 
     @property
     def _keys(self) -> int:
@@ -74,7 +84,10 @@ class EngineGpu:
     def work(self) -> int:
         """Activations of one pass, without gradients, and what sampling needs: an estimate."""
         shape = self.shape
-        row = 4 * shape.hidden + (3 * shape.intermediate + shape.queries + 2 * shape.keys) // self.tensor
+        wide = 3 * shape.intermediate
+        if shape.experts:
+            wide = shape.experts_per_token * (3 * shape.expert_width + shape.hidden)
+        row = 4 * shape.hidden + (wide + shape.queries + 2 * shape.keys) // self.tensor
         sampler = _SAMPLER_COPIES * FLOAT * self.sequences * shape.vocabulary
         return max(self.itemsize * self.batched * row, sampler)
 
@@ -95,7 +108,7 @@ class EngineGpu:
             return self.cache_bytes
         if self.memory is None:
             return None
-        return int(self.share * self.memory) - self.weights - self.work - self.graphs
+        return int(self.share * self.memory) - self.weights - self.slot - self.work - self.graphs
 
     @property
     def longest_at_once(self) -> float | None:
@@ -115,6 +128,7 @@ class EngineGpu:
             "sampling",
             {
                 parts.ENGINE_WEIGHTS: self.weights,
+                parts.ENGINE_ADAPTER: self.slot,
                 parts.KV_CACHE: cache,
                 parts.ENGINE_WORK: self.work,
                 parts.GRAPHS: self.graphs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob_api.memory.accelerators import bytes_of, gpu_memory
+from rljob_api.memory.adapter import AdapterShape
 from rljob_api.memory.engine import DEFAULT_SHARE, EngineGpu
 from rljob_api.memory.rows import LargestRow, largest_row
 from rljob_api.memory.shape import ModelShape
@@ -23,6 +24,8 @@ class MemoryInputs:
     """A job's numbers, by the names of its fields. GPUs 0: on CPUs."""
 
     shape: ModelShape
+    adapter: AdapterShape | None
+    """What is trained of the model; None: all of it."""
     itemsize: int
     prompt: int
     response: int
@@ -88,6 +91,7 @@ class MemoryInputs:
         limit = trainer.pod.resources.limits.get("memory")
         return cls(
             shape=shape,
+            adapter=None if spec.model.lora is None else AdapterShape.of(spec.model.lora),
             itemsize=_ITEMSIZE[dtype],
             prompt=spec.data.max_prompt_tokens,
             response=rollout.max_response_tokens,
@@ -158,6 +162,7 @@ class MemoryInputs:
             critic=self.critic,
             reference=self.reference,
             full_kl=self.full_kl,
+            adapter=self.adapter,
         )
 
     def engine(self) -> EngineGpu:
@@ -174,6 +179,7 @@ class MemoryInputs:
             cache_itemsize=self.cache_itemsize,
             cache_bytes=self.cache_bytes if self.engine_gpus else self.cache_bytes or _CPU_CACHE,
             eager=self.eager or not self.engine_gpus,
+            adapter=self.adapter if self.adapter is not None and self.adapter.alone else None,
         )
 
 

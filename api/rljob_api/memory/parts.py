@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 MASTERS = "weights (float32)"
+FROZEN = "frozen weights"
 GATHERED = "gathered weights"
 GRADIENTS = "gradients"
 OPTIMIZER = "optimizer state"
@@ -18,6 +19,7 @@ TRAVELLING = "gradients being summed"
 MUON = "muon's matrices"
 BUCKETS = "publication buckets"
 ENGINE_WEIGHTS = "engine weights"
+ENGINE_ADAPTER = "engine's adapter"
 KV_CACHE = "KV cache"
 ENGINE_WORK = "engine's activations"
 GRAPHS = "CUDA graphs"
@@ -25,6 +27,7 @@ CONTEXT = "CUDA context"
 LOADING = "model files being read"
 OFFLOADED = "learner's state at rest"
 ORDER = (
+    FROZEN,
     MASTERS,
     OPTIMIZER,
     GRADIENTS,
@@ -37,6 +40,7 @@ ORDER = (
     MUON,
     BUCKETS,
     ENGINE_WEIGHTS,
+    ENGINE_ADAPTER,
     KV_CACHE,
     ENGINE_WORK,
     GRAPHS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ from rljob_api.memory import parts
 from rljob_api.memory.activations import FLOAT
 from rljob_api.memory.inputs import MemoryInputs
 from rljob_api.memory.parts import MemoryHolder, Moment
-from rljob_api.memory.shape import ModelShape, numbers
+from rljob_api.memory.shape import CPU_FAMILIES, ModelShape, numbers
 from rljob_api.resolved import ResolvedJob
 
 CONTEXT_BYTES = 512 << 20
@@ -59,10 +60,13 @@ class MemoryPlan:
         return not any(device.missing for device in self.devices)
 
 
-def untold(job: ResolvedJob) -> str | None:
-    """What of a job keeps its memory from being told, whatever the model; None: nothing does."""
-    if job.spec.model.lora is not None:
-        return "spec.model.lora: what adapters beside a frozen model take cannot be told beforehand"
+def untold(job: ResolvedJob, shape: ModelShape | None = None) -> str | None:
+    """What of a job keeps its memory from being told, by its model's ``shape`` or whatever that is; None: nothing
+    does."""
+    if shape is not None and shape.family not in CPU_FAMILIES and not job.spec.trainer.gpus_per_replica:
+        return f"spec.model: what layers of {shape.family} take on CPUs cannot be told beforehand"
+    if job.spec.model.lora is not None and not job.spec.trainer.gpus_per_replica:
+        return "spec.model.lora: what adapters beside a frozen model take on CPUs cannot be told beforehand"
     if job.spec.trainer.backend != "fsdp2":
         return f"spec.trainer.backend: what {job.spec.trainer.backend} keeps cannot be told beforehand"
     return None
@@ -122,7 +126,7 @@ def _trainer(inputs: MemoryInputs) -> MemoryHolder:
         return MemoryHolder(
             "trainer rank (host memory)", inputs.ranks, inputs.trainer_host, tuple(moments), on_gpus=False
         )
-    moments.append(Moment("publication", {**inputs.rank().at_rest(), parts.BUCKETS: _buckets(inputs)}))
+    moments.append(Moment("publication", {**inputs.rank().at_rest(), parts.BUCKETS: _sending(inputs)}))
     held = _context(inputs)
     return MemoryHolder(
         "trainer GPU", inputs.ranks, inputs.trainer_memory, tuple(moment.beside(held) for moment in moments)
@@ -157,8 +161,13 @@ def _shared(inputs: MemoryInputs) -> MemoryHolder:
     # Engines that never sleep keep all they have.
     asleep = {parts.GRAPHS: engine.graphs} if inputs.engines_sleep else dict(sampling.parts)
     moments = [moment.beside(asleep) for moment in rank.all()]
-    kept = {parts.GRAPHS: engine.graphs, parts.ENGINE_WEIGHTS: engine.weights}
-    publication = Moment("publication", {parts.MASTERS: rank.masters(), parts.BUCKETS: 2 * _buckets(inputs)})
+    kept = {
+        parts.GRAPHS: engine.graphs,
+        parts.ENGINE_WEIGHTS: engine.weights,
+        parts.ENGINE_ADAPTER: engine.slot,
+    }
+    buckets = _sending(inputs) + _buckets(inputs)
+    publication = Moment("publication", {**rank.weights(), parts.BUCKETS: buckets})
     moments += [publication.beside(kept if inputs.engines_sleep else sampling.parts), sampling]
     return MemoryHolder(
         "shared GPU",
@@ -188,16 +197,31 @@ def _cache_notes(inputs: MemoryInputs) -> Iterator[str]:
 def _buckets(inputs: MemoryInputs) -> int:
     """The parameter that is being gathered, and what travels: a bucket, or a parameter that is larger than one."""
     largest = inputs.itemsize * inputs.shape.largest
+    travels = inputs.itemsize * inputs.shape.largest_published
+    if inputs.adapter is not None and inputs.adapter.alone:
+        largest = travels = inputs.itemsize * max(map(math.prod, inputs.adapter.layer_tensors(inputs.shape)))
     whole = largest if inputs.rank().spread else 0
-    return whole + max(inputs.bucket, largest)
+    return whole + max(inputs.bucket, travels)
+
+
+def _sending(inputs: MemoryInputs) -> int:
+    """On the learner's side: where an adapter is added to the model, a matrix's part of the sum in float64 and float32
+    besides what travels."""
+    buckets = _buckets(inputs)
+    if inputs.adapter is None or inputs.adapter.alone:
+        return buckets
+    matrices = inputs.adapter.layers(inputs.shape).values()
+    return max(buckets, inputs.bucket + 3 * FLOAT * max(map(math.prod, matrices), default=0))
 
 
 def _host(inputs: MemoryInputs) -> MemoryHolder:
     """Host memory of one of the trainer's pods. A rank that is one of several reads the model layer by layer as it is
-    cut up, and a rank alone in one piece."""
+    cut up; a rank alone, and one that puts an adapter beside it, in one piece."""
     rank, shape = inputs.rank(), inputs.shape
     read = FLOAT * shape.parameters
-    if rank.spread:
+    if inputs.adapter is not None:
+        read = inputs.itemsize * shape.parameters
+    elif rank.spread:
         read = 2 * max(numbers(shape.layer_tensors()), numbers(shape.outer_tensors()))
     moments = [Moment("start", {parts.LOADING: inputs.trainer_gpus * read})]
     own = rank.at_rest()
@@ -205,10 +229,14 @@ def _host(inputs: MemoryInputs) -> MemoryHolder:
     if inputs.colocated:
         resting = sum(own.values())
     elif inputs.offload:
-        resting = sum(own.values()) - own[parts.MASTERS]
+        resting = sum(own.values()) - sum(rank.weights().values())
     if inputs.keeps_anchor:
         resting += own[parts.MASTERS]
     moments.append(Moment("at rest", {parts.OFFLOADED: inputs.trainer_gpus * resting}))
+    engine = inputs.engine()
+    if inputs.colocated and inputs.engines_sleep and engine.adapter is not None:
+        # It has the model from its own folder, and nobody sends it again.
+        moments.append(Moment("engines asleep", {parts.ENGINE_WEIGHTS: inputs.trainer_gpus * engine.weights}))
     return MemoryHolder(
         "trainer pod's host memory", inputs.trainer_pods, inputs.trainer_host, tuple(moments), on_gpus=False
     )
@@ -246,7 +274,7 @@ def _smaller_passes(inputs: MemoryInputs) -> Iterator[JobChange]:
         yield change
     if (change := _checkpointing(inputs)) is not None:
         yield change
-    if inputs.reference and not inputs.offload and inputs.trainer_gpus:
+    if inputs.rank().reference_shard and not inputs.offload and inputs.trainer_gpus:
         yield JobChange((FieldSetting("spec.trainer.offload", "true"),), replace(inputs, offload=True))
     if inputs.colocated and not inputs.engines_sleep:
         yield JobChange((FieldSetting("spec.rollout.freeCacheEngine", "true"),), replace(inputs, engines_sleep=True))
@@ -310,7 +338,8 @@ def _more_devices(inputs: MemoryInputs) -> Iterator[JobChange]:
         yield _spread(replace(inputs, context_ranks=context), inputs)
         context *= 2
     tensor = 2 * inputs.tensor_ranks
-    while inputs.shape.kv_heads % tensor == 0 and _together(inputs, inputs.context_ranks, tensor):
+    divisible = inputs.adapter is None and not inputs.shape.experts  # which are not divided
+    while divisible and inputs.shape.kv_heads % tensor == 0 and _together(inputs, inputs.context_ranks, tensor):
         yield _spread(replace(inputs, tensor_ranks=tensor), inputs)
         tensor *= 2
     gpus = inputs.trainer_gpus

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 
 from rljob_api.spec.model import RandomModel
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+GEMMA = ("gemma2", "gemma3_text")
+"""Families with norms on both sides of attention and feed-forward."""
+CPU_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Those whose layers the learner computes in a way of its own on CPUs, which the plan follows."""
+MIXTURES = ("qwen3_moe",)
+"""Families whose feed-forward part is a mixture of experts, in every layer."""
+FAMILIES = (*CPU_FAMILIES, *GEMMA, *MIXTURES)
 """The ``model_type`` values whose parameters are known one by one."""
 _SPECIAL_TOKENS = 4
 """Beside the characters of a random model's tokenizer: padding, begin, end, and what stands for unknown ones."""
@@ -40,6 +46,13 @@ class ModelShape:
     output_bias: bool = False
     """Whether the projection behind attention has one."""
     feed_forward_bias: bool = False
+    caps_scores: bool = False
+    """Whether the scores of attention have a soft cap, which no flash kernel knows."""
+    caps_logits: bool = False
+    experts: int = 0
+    """Of each layer, in place of one feed-forward part; 0: the model is dense."""
+    experts_per_token: int = 0
+    expert_width: int = 0
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> ModelShape:
@@ -58,6 +71,9 @@ class ModelShape:
             return value
 
         hidden, heads = size("hidden_size"), size("num_attention_heads")
+        gemma, mixture = family in GEMMA, family in MIXTURES
+        if mixture and (fields.get("mlp_only_layers") or fields.get("decoder_sparse_step", 1) != 1):
+            raise UnknownShapeError(f"some layers of this {family} have no experts")
         bias = family != "mistral" and bool(fields.get("attention_bias"))
         return cls(
             family=family,
@@ -68,10 +84,17 @@ class ModelShape:
             head_width=size("head_dim", max(1, hidden // heads)),
             intermediate=size("intermediate_size"),
             vocabulary=size("vocab_size"),
-            tied=bool(fields.get("tie_word_embeddings", False)),
+            tied=bool(fields.get("tie_word_embeddings", gemma)),
             query_bias=family == "qwen2" or bias,
             output_bias=family != "qwen2" and bias,
             feed_forward_bias=family == "llama" and bool(fields.get("mlp_bias")),
+            # Gemma 2 has both caps, unless its file says that it has not.
+            caps_scores=gemma and fields.get("attn_logit_softcapping", family == "gemma2") not in (None, False),
+            caps_logits=gemma and fields.get("final_logit_softcapping", family == "gemma2") not in (None, False),
+            # The number of experts as published files call it, and as transformers writes it.
+            experts=size("num_experts", _whole(fields.get("num_local_experts"))) if mixture else 0,
+            experts_per_token=size("num_experts_per_tok") if mixture else 0,
+            expert_width=size("moe_intermediate_size") if mixture else 0,
         )
 
     @classmethod
@@ -92,6 +115,11 @@ class ModelShape:
             vocabulary=len(set(characters)) + _SPECIAL_TOKENS,
             tied=model.tie_embeddings,
             query_bias=model.family == "qwen2",
+            caps_scores=model.family == "gemma2",
+            caps_logits=model.family == "gemma2",
+            experts=model.experts if model.family in MIXTURES else 0,
+            experts_per_token=model.experts_per_token if model.family in MIXTURES else 0,
+            expert_width=(model.intermediate_size or 4 * model.hidden_size) if model.family in MIXTURES else 0,
         )
 
     # --- parameters ---------------------------------------------------------------------------------------------------
@@ -106,22 +134,51 @@ class ModelShape:
         """The width of all key heads together, which is that of the values too."""
         return self.kv_heads * self.head_width
 
-    def layer_matrices(self) -> list[TensorShape]:
-        """The matrices of one layer."""
+    @property
+    def sandwiched(self) -> bool:
+        """Whether what attention and feed-forward give is normed, too."""
+        return self.family in GEMMA
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether queries and keys are normed, head by head."""
+        return self.family in ("qwen3", "gemma3_text", *MIXTURES)
+
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """The matrices ``(out, in)`` of the linear layers of one layer, by their names inside of it. Experts and their
+        router are none."""
         d, q, k, m = self.hidden, self.queries, self.keys, self.intermediate
-        return [(q, d), (k, d), (k, d), (d, q), (m, d), (m, d), (d, m)]
+        attention = {
+            "self_attn.q_proj": (q, d),
+            "self_attn.k_proj": (k, d),
+            "self_attn.v_proj": (k, d),
+            "self_attn.o_proj": (d, q),
+        }
+        if self.experts:
+            return attention
+        return attention | {"mlp.gate_proj": (m, d), "mlp.up_proj": (m, d), "mlp.down_proj": (d, m)}
+
+    def expert_stacks(self) -> list[TensorShape]:
+        """The matrices of all experts of a layer: into them, gate and up together, and out of them."""
+        n, d, m = self.experts, self.hidden, self.expert_width
+        return [(n, 2 * m, d), (n, d, m)] if n else []
+
+    def layer_matrices(self) -> list[TensorShape]:
+        """The matrices of one layer, and stacks of them."""
+        router: list[TensorShape] = [(self.experts, self.hidden)] if self.experts else []
+        return [*self.linear_layers().values(), *router, *self.expert_stacks()]
 
     def layer_vectors(self) -> list[TensorShape]:
         """The norms and biases of one layer."""
         d, q, k, m = self.hidden, self.queries, self.keys, self.intermediate
-        vectors: list[TensorShape] = [(d,), (d,)]
+        vectors: list[TensorShape] = [(d,)] * (4 if self.sandwiched else 2)
         if self.query_bias:
             vectors += [(q,), (k,), (k,)]
         if self.output_bias:
             vectors.append((d,))
         if self.feed_forward_bias:
             vectors += [(m,), (m,), (d,)]
-        if self.family == "qwen3":
+        if self.norms_heads:
             vectors += [(self.head_width,), (self.head_width,)]
         return vectors
 
@@ -167,6 +224,15 @@ class ModelShape:
     def largest(self) -> int:
         """The numbers of the largest tensor."""
         return max(math.prod(tensor) for tensor in self.layer_tensors() + self.outer_tensors())
+
+    @property
+    def largest_published(self) -> int:
+        """The numbers of the largest tensor that engines are given: stacks go expert by expert."""
+        return max(math.prod(tensor[-2:]) for tensor in self.layer_tensors() + self.outer_tensors())
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def numbers(tensors: list[TensorShape], shards: int = 1) -> int:

@@ -3,6 +3,9 @@
 What is there follows rljob_trainer/learner: float32 masters and moments cut over the shard ranks, parameters gathered
 layer by layer in the compute dtype with the outer ones (embedding, last norm, output matrix) gathered for the whole
 pass, gradients summed in float32. One rank in float32 has plain parameters: nothing is gathered, nothing summed.
+
+Beside an adapter the model is there in the compute dtype, cut and gathered like the rest; masters, moments and
+gradients are the adapter's.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 
 from rljob_api.memory import parts
 from rljob_api.memory.activations import FLOAT, OutputHead, RowPass, cpu_chunk, gpu_chunk
+from rljob_api.memory.adapter import AdapterShape
 from rljob_api.memory.parts import Moment
 from rljob_api.memory.rows import LargestRow
 from rljob_api.memory.shape import ModelShape, TensorShape, numbers
@@ -67,6 +71,7 @@ class TrainerRank:
     critic: bool = False
     reference: bool = False
     full_kl: bool = False
+    adapter: AdapterShape | None = None
 
     @property
     def divided(self) -> ModelShape:
@@ -80,28 +85,61 @@ class TrainerRank:
         """Whether parameters are gathered for a pass (FSDP2)."""
         return self.layout.ranks > 1 or self.itemsize < FLOAT
 
+    def _trained(self, shards: int, *, value_head: bool = False) -> int:
+        """The numbers that are trained, on the rank that has most of them."""
+        if self.adapter is None:
+            return self.divided.shard(shards, value_head=value_head)
+        head = numbers([(1, self.shape.hidden), (1,)], shards) if value_head else 0
+        return self.shape.layers * numbers(self.adapter.layer_tensors(self.shape), shards) + head
+
     def masters(self, *, value_head: bool = False) -> int:
-        return FLOAT * self.divided.shard(self.layout.cut, value_head=value_head)
+        return FLOAT * self._trained(self.layout.cut, value_head=value_head)
+
+    @property
+    def frozen(self) -> int:
+        """The model beside which an adapter is trained."""
+        return 0 if self.adapter is None else self.itemsize * self.divided.shard(self.layout.cut)
+
+    @property
+    def _frozen_critic(self) -> int:
+        """The same without an output matrix."""
+        if self.adapter is None:
+            return 0
+        head = numbers([(1, self.shape.hidden), (1,)], self.layout.cut)
+        return self.itemsize * (self.divided.shard(self.layout.cut, value_head=True) - head)
 
     def moments(self, *, value_head: bool = False) -> int:
         """Of AdamW two for each parameter, of Muon one for each of its matrices."""
         if not self.muon:
             return 2 * self.masters(value_head=value_head)
-        matrices = FLOAT * self.divided.layers * numbers(self.divided.layer_matrices(), self.layout.cut)
+        matrices = FLOAT * self.divided.layers * numbers(self._matrices(self.divided), self.layout.cut)
         return 2 * self.masters(value_head=value_head) - matrices
+
+    def _matrices(self, shape: ModelShape) -> list[TensorShape]:
+        """Those of one layer that are trained."""
+        return shape.layer_matrices() if self.adapter is None else self.adapter.layer_tensors(shape)
 
     @property
     def reference_shard(self) -> int:
-        if not self.reference:
+        """An adapter's reference is the model without it."""
+        if not self.reference or self.adapter is not None:
             return 0
         return self.itemsize * self.divided.shard(self.layout.cut)
 
+    def weights(self) -> dict[str, int]:
+        """The actor without its moments."""
+        return {parts.FROZEN: self.frozen, parts.MASTERS: self.masters()}
+
     def at_rest(self) -> dict[str, int]:
         """All that the rank keeps between two steps."""
-        own = {parts.MASTERS: self.masters(), parts.OPTIMIZER: self.moments(), parts.REFERENCE: self.reference_shard}
+        own = {**self.weights(), parts.OPTIMIZER: self.moments(), parts.REFERENCE: self.reference_shard}
         if self.critic:
-            own[parts.CRITIC] = self.masters(value_head=True) + self.moments(value_head=True)
+            own[parts.CRITIC] = self._critic + self.moments(value_head=True)
         return own
+
+    @property
+    def _critic(self) -> int:
+        return self._frozen_critic + self.masters(value_head=True)
 
     def _idle(self, working: str) -> dict[str, int]:
         """What is on the device during a phase: with ``offload`` only what works then, and the actor."""
@@ -110,7 +148,7 @@ class TrainerRank:
             if working == "score":
                 own.pop(parts.OPTIMIZER)
                 if self.critic:
-                    own[parts.CRITIC] = self.masters(value_head=True)
+                    own[parts.CRITIC] = self._critic
             elif not self.full_kl:
                 own.pop(parts.REFERENCE)
         return own
@@ -136,11 +174,12 @@ class TrainerRank:
     @property
     def _head(self) -> OutputHead:
         given = self.chunk is not None
-        return OutputHead(self.divided, self._pass.outputs, self.head_chunk, self.itemsize, given, self.on_cpu)
+        frozen = self.adapter is not None
+        return OutputHead(self.divided, self._pass.outputs, self.head_chunk, self.itemsize, given, self.on_cpu, frozen)
 
     @property
     def _pass(self) -> RowPass:
-        return RowPass(self.divided, self.row, self.itemsize, self.on_cpu, self.layout.context)
+        return RowPass(self.divided, self.row, self.itemsize, self.on_cpu, self.layout.context, self.adapter)
 
     def _outer(self, *, value_head: bool) -> int:
         """Numbers outside of the layers."""
@@ -148,7 +187,15 @@ class TrainerRank:
 
     @property
     def _layer(self) -> int:
-        return sum(map(math.prod, self.divided.layer_tensors()))
+        """Numbers of a layer, with its adapters."""
+        own = [] if self.adapter is None else self.adapter.layer_tensors(self.divided)
+        return sum(map(math.prod, self.divided.layer_tensors() + own))
+
+    @property
+    def _trained_layer(self) -> int:
+        if self.adapter is None:
+            return self._layer
+        return sum(map(math.prod, self.adapter.layer_tensors(self.divided)))
 
     def _gathered(self, *, value_head: bool, layers: int) -> int:
         if not self.spread:
@@ -159,13 +206,17 @@ class TrainerRank:
         """Nothing is kept but the stream. The outer parameters of a model that has scored stay gathered."""
         size, walk = self.itemsize, self._pass
         own = self._idle("score")
-        before = self._gathered(value_head=False, layers=0) if self.reference else 0
+        before = self._gathered(value_head=False, layers=0) if self.reference_shard else 0
         # The widest that a layer makes of the stream: what goes into and comes out of the feed-forward part's product,
         # or what a norm of the queries (Qwen3), else of the stream, computes in float32.
         shape = self.divided
-        normed = shape.queries if shape.family == "qwen3" else shape.hidden
+        normed = max(shape.queries, shape.hidden) if shape.norms_heads else shape.hidden
         norm = size * (shape.hidden + 2 * normed) + 2 * FLOAT * normed
         wide = size * (3 * shape.intermediate + 2 * shape.hidden)
+        if shape.experts:  # what goes in, what comes out, times how much it counts, and in the tokens' order
+            inside = max(4 * shape.hidden, shape.hidden + 4 * shape.expert_width)
+            places = 5 * 8 * shape.experts_per_token
+            wide = size * (shape.experts_per_token * inside + 3 * shape.hidden) + places + FLOAT * shape.experts
         yield Moment(
             "score: layer",
             {
@@ -187,8 +238,8 @@ class TrainerRank:
         name = "critic" if value_head else "actor"
         walk, head, size = self._pass, self._head, self.itemsize
         own = self._idle("update")
-        outer, layer = self._outer(value_head=value_head), self._layer
-        sums = FLOAT * self.divided.shard(self.layout.cut, value_head=value_head)
+        outer, layer = self._outer(value_head=value_head), self._trained_layer
+        sums = self.masters(value_head=value_head)
         summed = sums if self.accumulates else 0
         kept = walk.layers(checkpointing=self.checkpointing) + walk.shared() + walk.after_layers()
         if not value_head:
@@ -207,6 +258,10 @@ class TrainerRank:
         stream = walk.layers(checkpointing=self.checkpointing) + walk.shared()
         again = walk.layer() if self.checkpointing else 0
         down = size * self.divided.hidden * self.divided.intermediate
+        if self.divided.experts:
+            down = 0
+        if self.adapter is not None:
+            waiting = down = 0
         yield Moment(
             f"{name}: layer backward",
             {
@@ -219,6 +274,54 @@ class TrainerRank:
             },
         )
         if self.spread:
+            yield Moment(
+                f"{name}: sum of a layer's gradients",
+                {
+                    **own,
+                    parts.GRADIENTS: summed + waiting + size * layer,
+                    parts.GATHERED: self._gathered(value_head=value_head, layers=1),
+                    parts.ACTIVATIONS: stream,
+                    # What goes out, and this rank's part of the sum.
+                    parts.TRAVELLING: FLOAT * layer + FLOAT * layer // self.layout.cut,
+                },
+            )
+        if self.divided.experts and self.adapter is None and self.spread:
+            stacks = size * sum(map(math.prod, self.divided.expert_stacks()))
+            yield Moment(
+                f"{name}: experts backward",
+                {
+                    **own,
+                    parts.GRADIENTS: summed + waiting + stacks,
+                    parts.GATHERED: self._gathered(value_head=value_head, layers=2),
+                    parts.ACTIVATIONS: stream + again,
+                    parts.TRAVELLING: FLOAT * layer,
+                },
+            )
+        if self.divided.caps_scores:
+            own_matrices = [*self._matrices(self.divided)]
+            made = size * (sum(map(math.prod, own_matrices)) if self.adapter is None else 0)
+            yield Moment(
+                f"{name}: attention backward",
+                {
+                    **own,
+                    parts.GRADIENTS: summed + (waiting + made if self.spread else 0),
+                    parts.GATHERED: self._gathered(value_head=value_head, layers=2),
+                    parts.ACTIVATIONS: stream + again - walk.feed_forward() + walk.attention_backward(),
+                },
+            )
+        if self.spread and self.adapter is None and self.divided.tied and not value_head:
+            matrix = size * self.divided.vocabulary * self.divided.hidden
+            yield Moment(
+                f"{name}: embedding backward",
+                {
+                    **own,
+                    # As the output matrix, as the embedding, and as both.
+                    parts.GRADIENTS: summed + 3 * matrix,
+                    parts.GATHERED: self._gathered(value_head=value_head, layers=0),
+                    parts.TRAVELLING: FLOAT * layer,
+                },
+            )
+        if self.spread and self.adapter is None:
             alone = FLOAT * outer if self.layout.cut == 1 else 0
             shard = FLOAT * numbers(self.divided.outer_tensors(value_head=value_head), self.layout.cut)
             yield Moment(
@@ -237,13 +340,13 @@ class TrainerRank:
         which are computed together: once more in float32, twice in the iterations' precision, and three times their
         squares."""
         counts: Counter[TensorShape] = Counter()
-        for matrix in self.shape.layer_matrices():
+        for matrix in self._matrices(self.shape):
             counts[matrix] += self.shape.layers
         every = sum(count * math.prod(shape) for shape, count in counts.items())
         size = FLOAT if self.on_cpu else 2
         most = max(
-            count * (math.prod(shape) * (FLOAT + 2 * size) + 3 * size * min(shape) ** 2)
+            count * (math.prod(shape) * (FLOAT + 2 * size) + 3 * size * math.prod(shape[:-2]) * min(shape[-2:]) ** 2)
             for shape, count in counts.items()
         )
-        ahead = FLOAT * self.divided.layers * numbers(self.divided.layer_matrices(), self.layout.cut)
+        ahead = FLOAT * self.divided.layers * numbers(self._matrices(self.divided), self.layout.cut)
         return ahead + most + (FLOAT * every if self.layout.cut * self.layout.tensor > 1 else 0)

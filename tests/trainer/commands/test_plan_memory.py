@@ -85,7 +85,7 @@ def test_the_shape_is_read_from_the_models_folder_the_cache_or_a_folder_that_is_
 def test_what_is_not_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", JOB, "--memory", "--set", "model.source=somebody/something"]) == 64
     assert "no config.json of somebody/something is on this machine" in capsys.readouterr().err
-    random = "model={random: {family: gemma2, contextLength: 4096, tokenizer: {characters: '0123456789'}}}"
+    random = "model={random: {contextLength: 4096, tokenizer: {source: somebody/something}}}"
     assert main(["plan", JOB, "--memory", "--set", random]) == 64
     assert "spec.model.random: memory is known of the families llama, mistral" in capsys.readouterr().err
     folder = folder_with(tmp_path, model_type="gpt_oss")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from rljob_trainer.learner import logprobs
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
@@ -53,6 +54,21 @@ def test_equals_the_plain_softmax_and_its_gradient(
 
     for a, b in zip(gradient(ours, streams), gradient(theirs, "both"), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("chunk", [5, 1000])
+def test_a_frozen_matrix_has_no_gradient_and_costs_none(chunk: int) -> None:
+    """It is not computed either: every product is with the matrix, none with the states."""
+    hidden, weight, targets = problem(torch.float64)
+    frozen = weight.detach()
+    ours, _ = log_probs_and_entropy(hidden, frozen, targets, chunk=chunk)
+    theirs, _ = plain(hidden, frozen, targets, 1.0)
+    with FlopCounterMode(display=False) as counted:
+        (gradient,) = torch.autograd.grad(ours.sum(), hidden)
+    torch.testing.assert_close(gradient, torch.autograd.grad(theirs.sum(), hidden)[0], rtol=0, atol=1e-11)
+    # Logits once more unless probabilities were kept, and the gradient of the states.
+    products = 1 if chunk > TOKENS else 2
+    assert counted.get_total_flops() == products * 2 * TOKENS * WIDTH * VOCABULARY
 
 
 @pytest.mark.parametrize("kept", [0, 5, 10, TOKENS, 1000])

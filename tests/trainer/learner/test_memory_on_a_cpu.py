@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.memory.pretend_gpu import batch_of
 from cut_for import cut_for
-from pretend_gpu import batch_of
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 

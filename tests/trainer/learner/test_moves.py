@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cut_for import cut_for
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rljob_trainer.learner import moves
 from rljob_trainer.learner.adamw import AdamW
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.layout import Layout
+from rljob_trainer.learner.moves import ModuleMoves, Resting
 from rljob_trainer.learner.muon import Muon
-from rljob_trainer.learner.settings import OptimizerSettings
+from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest
+from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 
 GPU, HOST = torch.device("cuda", 0), torch.device("cpu")
 
@@ -156,6 +161,87 @@ def test_memory_that_cannot_be_pinned_is_ordinary_memory_and_said_once(
     assert [record.getMessage() for record in caplog.records] == [
         "CUDA cannot pin 1024 bytes of host memory: moves take longer (CUDA error: out of memory)"
     ]
+
+
+def travelled(rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, moves_it: bool) -> Any:
+    """Two updates and a score. Before each of them all models rest, and work from where they rest: a CPU is where both
+    a rank and its host's memory are."""
+    learner = Fsdp2().start(settings, rank, address)
+    mini_batch = [range(len(batch))]
+    share = cut_for(batch, mini_batch, ranks=settings.ranks, token_budget=1000).shares[rank]
+    models = {"actor": learner.actor.module, "critic": learner.critic.module, "reference": learner._reference}
+    names = {name: {n: id(p) for n, p in model.named_parameters()} for name, model in models.items()}
+    movers = {name: ModuleMoves(model, learner._layout) for name, model in models.items()}
+    places = []
+    for work in (
+        lambda: learner.update(share, LossSettings(), UpdateRequest(update_critic=True)),
+        lambda: learner.update(share, LossSettings(), UpdateRequest(update_critic=True)),
+        lambda: learner.score(share, ScoreRequest(log_probs=True, reference=True, values=True)),
+    ):
+        if moves_it:
+            for name, model in models.items():
+                movers[name](HOST)
+                learner._layout.release(model)
+                tensors = [*model.parameters(), *model.buffers()]
+                pieces = {learner._layout.local(t.detach()).untyped_storage().data_ptr() for t in tensors}
+                places.append((name, len(pieces)))
+                assert {n: id(p) for n, p in model.named_parameters()} == names[name]
+        done = work()
+    state = {shard.name: shard.tensor.clone() for part in learner._trained for shard in part.state()}
+    return state, done.streams, places
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "tied"),
+    [(1, "float32", True), (1, "bfloat16", False), (2, "bfloat16", True), (2, "float32", False)],
+)
+def test_a_model_that_rested_is_the_model_that_it_was(
+    count: int,
+    dtype: Any,
+    tied: bool,
+    ranks: Any,
+    make_batch: Callable[..., SequenceBatch],
+    tied_folder: Path,
+    untied_folder: Path,
+) -> None:
+    rule = OptimizerSettings(learning_rate=1e-3)
+    folder = tied_folder if tied else untied_folder
+    settings = LearnerSettings(folder, dtype=dtype, ranks=count, actor=rule, critic=rule, reference=True, lanes=1)
+    still, moved = (ranks.run(count, travelled, settings, make_batch(), moves_it) for moves_it in (False, True))
+    for (state, streams, none), (after, others, places) in zip(still, moved, strict=True):
+        assert not none
+        assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
+        assert all((others[name] == stream).all() for name, stream in streams.items())
+        # Small models take one piece each: everything rests in it but what FSDP2 pads.
+        assert len(places) == 9
+        assert all(number <= 1 + 4 * (count > 1) for _, number in places)
+
+
+def test_a_module_of_a_gpu_rests_in_pinned_memory(gpu: None) -> None:
+    """One piece for parameters and buffers of any dtype, pinned once; a matrix that stands in two places has one."""
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False))
+    module[1].weight = module[0].weight
+    module.register_buffer("frequencies", torch.arange(3, dtype=torch.float64))
+    expected = [tensor.clone() for tensor in (*module.parameters(), *module.buffers())]
+    asked: list[int] = []
+
+    def pinned(nbytes: int) -> torch.Tensor:
+        asked.append(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    class OnGpu(Layout):
+        def local(self, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.as_subclass(OfAGpu)
+
+    moved = ModuleMoves(module, OnGpu(), Resting(pinned))
+    for _ in range(2):
+        moved(HOST)
+        tensors = [*module.parameters(), *module.buffers()]
+        assert all(torch.equal(one, other) for one, other in zip(tensors, expected, strict=True))
+        assert module[1].weight is module[0].weight
+        assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    # 256 bytes for the matrix (8 x 8 x 4), a beginning at 256 for each of the others.
+    assert asked == [1024]
 
 
 @pytest.mark.parametrize("rule", [AdamW, Muon])

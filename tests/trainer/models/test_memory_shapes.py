@@ -13,10 +13,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob_api.memory import ModelShape
+from rljob_api.memory.adapter import AdapterShape
 from rljob_api.memory.rows import LargestRow, largest_row
 from rljob_api.memory.shape import numbers
 from rljob_api.spec.model import Model
+from rljob_trainer.learner.lora import adapt
+from rljob_trainer.learner.models import Policy
 from rljob_trainer.learner.packing import Lengths, build_row
+from rljob_trainer.learner.settings import LoraSettings
 from rljob_trainer.models.materialise import materialise
 
 SIZES = {
@@ -38,6 +42,9 @@ SIZES = {
         ("qwen2", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
         ("qwen2", {"tie_word_embeddings": False}),
         ("qwen3", {"num_key_value_heads": 1, "head_dim": 64}),
+        ("qwen3_moe", {"num_key_value_heads": 2, "head_dim": 16, "num_experts": 5, "moe_intermediate_size": 24}),
+        ("gemma2", {"num_key_value_heads": 2, "head_dim": 16}),
+        ("gemma3_text", {"num_key_value_heads": 1, "head_dim": 32, "attention_bias": True}),
         ("qwen3", {"attention_bias": True, "head_dim": 16, "tie_word_embeddings": True}),
     ],
 )
@@ -55,7 +62,16 @@ def test_every_parameter_is_counted_with_its_shape(family: str, more: dict[str, 
     assert numbers(made, 4) == sum(torch.empty(size, device="meta").chunk(4)[0].numel() for size in made)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("targets", [(), ("q_proj", "v_proj"), ("mlp.up_proj", "layers.1.self_attn.o_proj")])
+def test_an_adapters_matrices_are_those_that_peft_makes(targets: tuple[str, ...]) -> None:
+    config = AutoConfig.for_model("qwen3", **SIZES, num_key_value_heads=2, head_dim=32)
+    policy = Policy(AutoModelForCausalLM.from_config(config), None)
+    adapt(policy, LoraSettings(4, 4, targets), seed=0)
+    made = [tuple(p.shape) for p in policy.layers[1].parameters() if p.requires_grad]
+    assert Counter(AdapterShape(4, targets).layer_tensors(ModelShape.from_config(config.to_dict()))) == Counter(made)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "qwen3_moe"])
 def test_a_random_models_shape_is_that_of_the_model_that_is_built(family: str, tmp_path: Path) -> None:
     tokenizer = {"characters": "0123456789+="}
     spec = Model.model_validate(
@@ -66,6 +82,7 @@ def test_a_random_models_shape_is_that_of_the_model_that_is_built(family: str, t
     assert shape is not None
     built = AutoModelForCausalLM.from_pretrained(materialise(spec, tmp_path / "model").path)
     assert Counter(shape.tensors()) == Counter(tuple(parameter.shape) for parameter in built.parameters())
+    assert shape == ModelShape.from_config(built.config.to_dict())
 
 
 @pytest.mark.parametrize(

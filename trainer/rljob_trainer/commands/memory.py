@@ -69,6 +69,8 @@ def planned(job: ResolvedJob, base: Path, memory: int | None, model: Path | None
             "give the folder that has one with --model DIR"
         )
     shape, origin = found
+    if (problem := untold(job, shape)) is not None:
+        raise JobFileError(problem)
     for wrong in undivided(job.spec.trainer.parallelism, shape):
         raise JobFileError(str(wrong))
     return plan_memory(job, shape, memory), origin
@@ -110,9 +112,15 @@ def _name(job: ResolvedJob) -> str:
 def as_json(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
     """Bytes throughout."""
     changes = {name: {s.path: s.value for s in change.settings} for name, change in plan.remedies.items()}
+    adapter = plan.inputs.adapter
     return json.dumps(
         {
-            "model": {"name": _name(job), "parameters": plan.inputs.shape.parameters, "knownBy": origin},
+            "model": {
+                "name": _name(job),
+                "parameters": plan.inputs.shape.parameters,
+                "adapterParameters": adapter.parameters(plan.inputs.shape) if adapter is not None else 0,
+                "knownBy": origin,
+            },
             "largestRowTokens": plan.inputs.row.tokens,
             "devices": [
                 {
@@ -140,8 +148,10 @@ def as_text(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
     layout += f" x replicate {inputs.replicate}" if inputs.replicate > 1 else ""
     layout += f" x context {inputs.context_ranks}" if inputs.context_ranks > 1 else ""
     layout += f" x tensor {inputs.tensor_ranks}" if inputs.tensor_ranks > 1 else ""
+    adapter = inputs.adapter
+    trained = "" if adapter is None else f"; trained are {adapter.parameters(inputs.shape):,} beside them"
     head = (
-        f"{_name(job)}: {inputs.shape.parameters:,} parameters (known by {origin}); {layout}\n"
+        f"{_name(job)}: {inputs.shape.parameters:,} parameters (known by {origin}){trained}; {layout}\n"
         f"largest row: {row.tokens} tokens ({_counted(row.groups, 'prompt')} of {row.prompt}, "
         f"{_counted(row.samples, 'response')} of {row.response})"
     )

@@ -45,6 +45,10 @@ class Layout:
         """A tensor that is laid out like ``parameter``, and of which ``part`` is this rank's part."""
         return part
 
+    def placed(self, part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        """The same where ``part`` is, be that in host memory or on the rank's device."""
+        return part
+
     def part(self, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         """This rank's part of ``value``, which every rank has whole and which is to be laid out like ``parameter``."""
         return value

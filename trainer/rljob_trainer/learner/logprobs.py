@@ -169,8 +169,10 @@ class _Head(torch.autograd.Function):
         precise = entropy.dtype
         grad_hidden = torch.empty_like(hidden)
         several = hidden.shape[0] > ctx.chunk
-        # Adding up chunks in half precision would lose what each adds: sum in float32.
-        grad_weight = torch.zeros_like(weight, dtype=precise if several else weight.dtype)
+        grad_weight: torch.Tensor | None = None
+        if ctx.needs_input_grad[1]:  # a matrix beside which an adapter is trained has none
+            # Adding up chunks in half precision would lose what each adds: sum in float32.
+            grad_weight = torch.zeros_like(weight, dtype=precise if several else weight.dtype)
         room = _Room(hidden, weight, ctx.chunk, precise, ctx.cap, slopes=ctx.cap is not None)
         tiny = torch.finfo(precise).tiny
         for start in range(0, hidden.shape[0], ctx.chunk):
@@ -205,13 +207,15 @@ class _Head(torch.autograd.Function):
                 grad.mul_(room.slopes[: len(grad)])
             grad = grad.to(weight.dtype)
             torch.mm(grad, weight, out=grad_hidden[rows])
+            if grad_weight is None:
+                continue
             if several and precise == weight.dtype:
                 grad_weight.addmm_(grad.T, hidden[rows])
             elif several:
                 grad_weight += grad.T @ hidden[rows]
             else:
                 torch.mm(grad.T, hidden, out=grad_weight)
-        return grad_hidden, grad_weight.to(weight.dtype), *(None,) * 7
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), *(None,) * 7
 
 
 _head: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = _Head.apply

@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
+
+from rljob_trainer.learner.layout import Layout
 
 _PIECE = 256 << 20
 """Bytes of a piece of resting memory, but for a tensor that is larger, and the last."""
@@ -108,6 +111,27 @@ class Resting:
         if device.type == "cpu":
             return self.rest(name, tensors)
         return [tensor.to(device, non_blocking=True) for tensor in tensors]
+
+
+class ModuleMoves:
+    """Takes a module to host memory and back, its parameters staying the objects that they are. It rests where its
+    optimizer's state would (``Resting``)."""
+
+    def __init__(self, module: nn.Module, layout: Layout, resting: Resting | None = None) -> None:
+        """``layout``: how its parameters are spread."""
+        self._module, self._layout = module, layout
+        self._resting = resting or Resting()
+
+    @torch.no_grad()
+    def __call__(self, device: torch.device) -> None:
+        """All parameters and buffers to ``device``. What was gathered for a pass goes."""
+        self._layout.release(self._module)
+        # A matrix that stands in two places is one tensor.
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        parts = [self._layout.local(tensor.detach()) for tensor in tensors]
+        moved = self._resting.moved("module", parts, device)
+        there = {id(tensor): self._layout.placed(part, tensor) for tensor, part in zip(tensors, moved, strict=True)}
+        self._module._apply(lambda tensor: there[id(tensor)] if id(tensor) in there else tensor.to(device))
 
 
 @dataclass

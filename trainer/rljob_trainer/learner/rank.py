@@ -38,6 +38,7 @@ from rljob_trainer.learner.gradients import (
 )
 from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.models import Critic, PackedRow, Policy
+from rljob_trainer.learner.moves import ModuleMoves
 from rljob_trainer.learner.optim import StepOutcome
 from rljob_trainer.learner.passes import Passes, PassJob
 from rljob_trainer.learner.protocol import ACTOR_ALONE, LearnerFacts, LossSettings, ScoreRequest, UpdateRequest
@@ -143,10 +144,11 @@ class LearnerRank:
         torch.manual_seed(settings.seed * 65537 + rank)
         parts: dict[str, Callable[[torch.device], object]] = {}
         for trained in self._trained:
-            parts |= {trained.name: trained.module.to, f"{trained.name} optimizer": trained.optimizer.move}
+            moves = ModuleMoves(trained.module, self._layout)
+            parts |= {trained.name: moves, f"{trained.name} optimizer": trained.optimizer.move}
         apart = self._reference if isinstance(self._reference, Policy) else None
         if apart is not None:
-            parts["reference"] = apart.to
+            parts["reference"] = ModuleMoves(apart, self._layout)
         self._untouched = Untouched(rank, self._trained, apart, self._layout)
         self._residence = Residence(self.device, parts, idle_in_host=settings.offload)
 

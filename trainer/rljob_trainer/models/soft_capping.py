@@ -144,6 +144,7 @@ class _Attend(torch.autograd.Function):
             flat = to_scores.to(query.dtype).flatten(2, 3)
             to_query[:, :, :, piece.queries] = (flat @ asked).unflatten(2, p.shape[2:4])
             to_key[:, :, piece.keys] += flat.transpose(2, 3) @ asking
+            del p, tangent, to_p, to_scores, flat  # or they would be there beside the next piece's
         return to_query, to_key.to(key.dtype), to_value.to(value.dtype), None
 
 

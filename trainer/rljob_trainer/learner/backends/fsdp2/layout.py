@@ -49,6 +49,10 @@ class Fsdp2Layout(Layout):
             stride=parameter.stride(),
         )
 
+    def placed(self, part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        # ``from_local`` would take it to the mesh's device.
+        return DTensor(part, parameter._spec, requires_grad=False) if isinstance(parameter, DTensor) else part
+
     def part(self, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         if not isinstance(parameter, DTensor):
             return value
