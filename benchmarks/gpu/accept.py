@@ -30,6 +30,7 @@ from benchmarks.environments import DEFAULT_CACHE, ROOT, peer_environment
 from benchmarks.gpu.baseline import KeptBaseline
 from benchmarks.gpu.ending import ENDED_BY, INTERRUPTED, end, guarded
 from benchmarks.gpu.figures import Figure
+from benchmarks.gpu.parts import gpu_count, no_gpu
 from benchmarks.machine import Hardware
 from benchmarks.measuring import table, write_results
 from benchmarks.rljob_run import RLJOB, Run, RunFailedError, read_run
@@ -188,6 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--anew", action="store_true", help="forget what has been run at this commit")
     asked = parser.parse_args(arguments)
     models, runs = asked.models.resolve(), asked.runs.resolve()
+    if gpu_count(sys.executable) == 0:
+        sys.exit(no_gpu())
     if lacks := lacking(models):
         sys.exit(f"{'; '.join(lacks)}: download both models from their hub into this folder, each under its name")
     runs.mkdir(parents=True, exist_ok=True)

@@ -427,6 +427,7 @@ from benchmarks.gpu.baseline import KeptBaseline
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 accept.RLJOB = Path(sys.argv[1])
+accept.gpu_count = lambda python: 1
 accept.main(sys.argv[2:])
 """
 RUN = """#!/bin/sh
@@ -442,6 +443,13 @@ case $4 in
 esac
 echo '{}' > $4/summary.json
 """
+
+
+def test_nothing_is_accepted_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept, "gpu_count", lambda python: 0)
+    with pytest.raises(SystemExit, match="torch sees no GPU"):
+        accept.main(["--models", str(tmp_path), "--runs", str(tmp_path / "runs")])
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import tempfile
 import time
 from contextlib import AsyncExitStack
@@ -33,6 +34,7 @@ from rljob_trainer.driver.closing import closing, closing_ledger
 from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.engines import inside_ranks
 from rljob_trainer.driver.feeding import date_of_prompts
+from rljob_trainer.driver.gpus import check_gpus_of_machine
 from rljob_trainer.driver.judges import judge_count
 from rljob_trainer.driver.ray_beside import ray_beside
 from rljob_trainer.driver.run_files import RunFiles
@@ -62,7 +64,7 @@ from rljob_trainer.texts import writable
 from rljob_trainer.waits import Waits
 
 if TYPE_CHECKING:
-    from rljob_api.resolved import ResolvedJob
+    from rljob_api.resolved import ResolvedJob, ResolvedSpec
     from rljob_trainer.models.folder import ModelFolder
 
 _log = logging.getLogger(__name__)
@@ -329,6 +331,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     stack.push_async_exit(closing(held.state.checkpoints.clean_own))  # when the ranks have ended
     cpus = spec.trainer.ranks + engines + scorer_count(spec) + judge_count(spec)
     await stack.enter_async_context(ray_beside(cpus, controls.stop.listen))
+    await refuse_absent_gpus(spec, by_role=options.by_role)
     parts = await assemble(
         job,
         inputs,
@@ -352,6 +355,13 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     session = Session(parts, controls)
     held.record.lives_in(session)
     return session
+
+
+async def refuse_absent_gpus(spec: ResolvedSpec, *, by_role: bool) -> None:
+    """Raises ``JobFileError`` where the private Ray has fewer GPUs than the job takes. A cluster's nodes may come
+    later: there everybody waits."""
+    if not by_role and "RAY_ADDRESS" not in os.environ:
+        await asyncio.to_thread(check_gpus_of_machine, spec)
 
 
 async def _seen_by_all(model: ModelFolder, held: _Held) -> ModelFolder:
