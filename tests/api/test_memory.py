@@ -16,8 +16,9 @@ from rljob_api.memory import ModelShape, UnknownShapeError, bytes_of, known_shap
 from rljob_api.memory.accelerators import product_memory
 from rljob_api.memory.adapter import AdapterShape
 from rljob_api.memory.engine import EngineGpu
+from rljob_api.memory.inputs import MemoryInputs
 from rljob_api.memory.known import known_models
-from rljob_api.memory.plan import MemoryPlan, changes, devices, plan_inputs
+from rljob_api.memory.plan import MemoryPlan, changes, devices
 from rljob_api.notes import notes
 from rljob_api.overrides import merged
 from rljob_api.resolved import ResolvedJob
@@ -349,17 +350,46 @@ def test_the_change_makes_it_fit_and_no_cheaper_one_does(gibibytes: int) -> None
     found = plan(made, gibibytes * GIB)
     change = found.remedies["trainer GPU"]
 
-    def lacks(name: str, plan: MemoryPlan) -> bool:
-        return any(device.missing for device in plan.devices if device.name == name)
+    def lacks(name: str, inputs: MemoryInputs) -> bool:
+        return any(device.missing for device in devices(inputs) if device.name == name)
 
-    assert lacks("trainer GPU", found)
-    assert not lacks("trainer GPU", plan_inputs(change.inputs))
+    assert lacks("trainer GPU", found.inputs)
+    assert not lacks("trainer GPU", change.inputs)
     earlier = []
     for candidate in changes(found.inputs):
         if candidate == change:
             break
         earlier.append(candidate)
-    assert all(lacks("trainer GPU", plan_inputs(candidate.inputs)) for candidate in earlier)
+    assert all(lacks("trainer GPU", candidate.inputs) for candidate in earlier)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "gibibytes", "more"),
+    [
+        # No saving is enough on four GPUs; on eight one or two are.
+        ({"activationCheckpointing": False, "microBatchTokens": 16384}, 40,
+         {"activationCheckpointing": True, "microBatchTokens": 4096, "gpusPerReplica": 8}),
+        # Two savings together are enough on the GPUs that are there.
+        ({"activationCheckpointing": False, "microBatchTokens": 32768}, 64,
+         {"activationCheckpointing": True, "microBatchTokens": 4096}),
+    ],
+)  # fmt: skip
+def test_savings_together_come_before_more_gpus_and_few_gpus_with_savings_before_many(
+    trainer: dict[str, Any], gibibytes: int, more: dict[str, Any]
+) -> None:
+    before = {"gpusPerReplica": 4} | trainer
+    found = plan(job(trainer=before, algorithm={"preset": "ppo"}), gibibytes * GIB)
+    change = found.remedies["trainer GPU"]
+    assert plan(job(trainer=before | more, algorithm={"preset": "ppo"}), gibibytes * GIB).fits
+    assert change.inputs.ranks == more.get("gpusPerReplica", 4)
+    assert {setting.path.rpartition(".")[2] for setting in change.settings} <= {*more, "shard"}
+
+
+def test_what_takes_no_device_comes_first_and_then_fewer_before_more() -> None:
+    made = job(trainer={"gpusPerReplica": 4, "activationCheckpointing": False, "microBatchTokens": 16384})
+    ranks = [change.inputs.ranks for change in changes(plan(made, 40 * GIB).inputs)]
+    assert ranks == sorted(ranks)
+    assert {*ranks} == {4, 8, 16, 32, 64, 128, 256, 512, 1024}
 
 
 LAYOUTS: list[dict[str, Any]] = [
@@ -374,8 +404,8 @@ LAYOUTS: list[dict[str, Any]] = [
 def test_a_changed_file_is_valid_and_is_what_the_change_was_judged_by(trainer: dict[str, Any]) -> None:
     before = {"trainer": trainer | {"microBatchTokens": 16384}, "rollout": {"gpusPerReplica": 1, "replicas": 4}}
     candidates = [*changes(plan(job(**before), 16 * GIB).inputs)]
-    assert len(candidates) > 10
-    for change in candidates:
+    assert len(candidates) > 60
+    for change in (*candidates[:40], *candidates[40::9]):
         written = before
         for setting in change.settings:
             value: Any = yaml.safe_load(setting.value)

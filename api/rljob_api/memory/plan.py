@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from rljob_api.memory import parts
 from rljob_api.memory.activations import FLOAT
@@ -18,6 +19,7 @@ CONTEXT_BYTES = 512 << 20
 NCCL_BYTES = 512 << 20
 """NCCL's buffers in a process that meets others: an estimate."""
 _MOST_RANKS = 1024
+_MOST_GPUS_OF_A_POD = 8
 _SMALL_CHUNK = 512
 _LOWEST_SHARE = 0.2
 
@@ -249,21 +251,43 @@ def _host(inputs: MemoryInputs) -> MemoryHolder:
 
 
 def changes(inputs: MemoryInputs) -> Iterator[JobChange]:
-    """One after the other, those first that cost least; none changes what is learned."""
+    """One after the other, those first that cost least; none changes what is learned. What takes more devices comes
+    after all that takes none, and fewer ranks before more."""
     yield from _smaller_passes(inputs)
-    yield from _engine_changes(inputs)
-    yield from _more_devices(inputs)
-    # The savings together, and then more devices besides.
-    saving: list[FieldSetting] = []
-    saved = inputs
-    for save in (_chunk, _checkpointing, _shortest_rows):
-        if (made := save(saved)) is not None:
-            saving += made.settings
-            saved = made.inputs
-    if saving:
-        yield JobChange(tuple(saving), saved)
-        for change in _more_devices(saved):
-            yield JobChange((*saving, *change.settings), change.inputs)
+    yield from _engine_shares(inputs)
+    if inputs.colocated:
+        yield from _engine_devices(inputs)
+    yield from _other_layouts(inputs)
+    together = list(_savings_together(inputs))
+    yield from together
+    for saved in together:
+        yield from (_after(saved, layout) for layout in _other_layouts(saved.inputs))
+    if not inputs.colocated:
+        yield from _engine_devices(inputs)
+    nothing = JobChange((), inputs)
+    sets = [nothing, *(made for save in _SAVINGS if (made := save(inputs)) is not None), *together]
+    factor = 2
+    while inputs.trainer_gpus and factor * inputs.ranks <= _MOST_RANKS:
+        for saved in sets:
+            yield from (_after(saved, more) for more in _more_ranks(saved.inputs, factor))
+        factor *= 2
+
+
+def _after(first: JobChange, second: JobChange) -> JobChange:
+    return JobChange((*first.settings, *second.settings), second.inputs)
+
+
+def _savings_together(inputs: MemoryInputs) -> Iterator[JobChange]:
+    """Two of them, whichever, and then all."""
+    for saves in (*combinations(_SAVINGS, 2), _SAVINGS):
+        change = JobChange((), inputs)
+        made = 0
+        for save in saves:
+            if (more := save(change.inputs)) is not None:
+                change = _after(change, more)
+                made += 1
+        if made == 2 or (saves is _SAVINGS and made > 2):
+            yield change
 
 
 def _smaller_passes(inputs: MemoryInputs) -> Iterator[JobChange]:
@@ -271,16 +295,11 @@ def _smaller_passes(inputs: MemoryInputs) -> Iterator[JobChange]:
         yield change
     longest = inputs.prompt + inputs.response
     tokens = inputs.micro_batch_tokens
-    while (tokens := tokens // 2) >= longest:
+    while (tokens := tokens // 2) > longest:
         yield _rows(inputs, tokens)
-    if (change := _shortest_rows(inputs)) is not None:
-        yield change
-    if (change := _checkpointing(inputs)) is not None:
-        yield change
-    if inputs.rank().reference_shard and not inputs.offload and inputs.trainer_gpus:
-        yield JobChange((FieldSetting("spec.trainer.offload", "true"),), replace(inputs, offload=True))
-    if inputs.colocated and not inputs.engines_sleep:
-        yield JobChange((FieldSetting("spec.rollout.freeCacheEngine", "true"),), replace(inputs, engines_sleep=True))
+    for save in (_shortest_rows, _checkpointing, _offload, _sleep):
+        if (change := save(inputs)) is not None:
+            yield change
 
 
 def _chunk(inputs: MemoryInputs) -> JobChange | None:
@@ -309,7 +328,23 @@ def _checkpointing(inputs: MemoryInputs) -> JobChange | None:
     )
 
 
-def _engine_changes(inputs: MemoryInputs) -> Iterator[JobChange]:
+def _offload(inputs: MemoryInputs) -> JobChange | None:
+    if not inputs.rank().reference_shard or inputs.offload or not inputs.trainer_gpus:
+        return None
+    return JobChange((FieldSetting("spec.trainer.offload", "true"),), replace(inputs, offload=True))
+
+
+def _sleep(inputs: MemoryInputs) -> JobChange | None:
+    if not inputs.colocated or inputs.engines_sleep:
+        return None
+    return JobChange((FieldSetting("spec.rollout.freeCacheEngine", "true"),), replace(inputs, engines_sleep=True))
+
+
+_SAVINGS = (_chunk, _shortest_rows, _checkpointing, _offload, _sleep)
+"""What saves memory and takes no further device."""
+
+
+def _engine_shares(inputs: MemoryInputs) -> Iterator[JobChange]:
     if not inputs.vllm or not inputs.engine_gpus:
         return
     steps = [round(inputs.share - 0.05 * step, 2) for step in range(1, 16)]
@@ -318,6 +353,12 @@ def _engine_changes(inputs: MemoryInputs) -> Iterator[JobChange]:
         if share >= _LOWEST_SHARE:
             setting = FieldSetting("spec.rollout.engineArgs.gpu_memory_utilization", f"{share:g}")
             yield JobChange((setting,), replace(inputs, share=share))
+
+
+def _engine_devices(inputs: MemoryInputs) -> Iterator[JobChange]:
+    """More GPUs for each engine, of the ranks' where they share them."""
+    if not inputs.vllm or not inputs.engine_gpus:
+        return
     tensor = 2 * inputs.tensor
     while tensor <= inputs.shape.heads and inputs.shape.heads % tensor == 0 and tensor <= 8:
         settings = [FieldSetting("spec.rollout.parallelism.tensor", str(tensor))]
@@ -330,8 +371,8 @@ def _engine_changes(inputs: MemoryInputs) -> Iterator[JobChange]:
         tensor *= 2
 
 
-def _more_devices(inputs: MemoryInputs) -> Iterator[JobChange]:
-    """Ranks among which the weights are cut: those that now have a copy each, or further ones."""
+def _other_layouts(inputs: MemoryInputs) -> Iterator[JobChange]:
+    """The same ranks: one set of shards in place of copies, or such as share rows or layers."""
     if not inputs.trainer_gpus:
         return
     if inputs.replicate > 1:
@@ -345,15 +386,16 @@ def _more_devices(inputs: MemoryInputs) -> Iterator[JobChange]:
     while divisible and inputs.shape.kv_heads % tensor == 0 and _together(inputs, inputs.context_ranks, tensor):
         yield _spread(replace(inputs, tensor_ranks=tensor), inputs)
         tensor *= 2
-    gpus = inputs.trainer_gpus
-    if inputs.trainer_pods == 1:
-        while (gpus := 2 * gpus) <= 8:
-            own = FieldSetting("spec.trainer.gpusPerReplica", str(gpus))
-            yield _spread(replace(inputs, trainer_gpus=gpus, replicate=1), inputs, own)
-    pods = inputs.trainer_pods
-    while (pods := 2 * pods) * inputs.trainer_gpus <= _MOST_RANKS:
-        own = FieldSetting("spec.trainer.replicas", str(pods))
-        yield _spread(replace(inputs, trainer_pods=pods, replicate=1), inputs, own)
+
+
+def _more_ranks(inputs: MemoryInputs, factor: int) -> Iterator[JobChange]:
+    """So many times the ranks, among which the weights are cut: in the same pod if it is one, or in more pods."""
+    gpus, pods = factor * inputs.trainer_gpus, factor * inputs.trainer_pods
+    if inputs.trainer_pods == 1 and gpus <= _MOST_GPUS_OF_A_POD:
+        own = FieldSetting("spec.trainer.gpusPerReplica", str(gpus))
+        yield _spread(replace(inputs, trainer_gpus=gpus, replicate=1), inputs, own)
+    own = FieldSetting("spec.trainer.replicas", str(pods))
+    yield _spread(replace(inputs, trainer_pods=pods, replicate=1), inputs, own)
 
 
 def _together(inputs: MemoryInputs, context: int, tensor: int) -> bool:
