@@ -30,6 +30,22 @@ def test_what_the_page_carries_into_a_pod_is_all_that_a_part_there_needs(tmp_pat
     )
 
 
+def test_where_gpu_nodes_are_tainted_every_pod_with_gpus_says_so() -> None:
+    page = (ROOT / "docs" / "real-cluster.md").read_text().partition("## What a job says")[2]
+    spec = yaml.safe_load(page.split("```yaml\n", 1)[1].split("```", 1)[0])["spec"]
+    pools = [pool for pool in spec.values() if isinstance(pool, dict) and "gpusPerReplica" in pool]
+    assert len(pools) == 2
+    for pool in pools:
+        assert pool["pod"]["nodeSelector"] == {"gpu": "h100"}
+        assert pool["pod"]["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    # What is only to be uncommented in the check's pod is valid there.
+    text = (ROOT / "examples" / "cluster" / "gpu-check.yaml").read_text()
+    uncommented = yaml.safe_load(re.sub(r"^  # (\w+: )", r"  \1", text, flags=re.MULTILINE))["spec"]
+    assert uncommented["tolerations"] == pools[0]["pod"]["tolerations"]
+    assert uncommented["nodeSelector"].keys() == {"nvidia.com/gpu.product"}
+    assert uncommented["runtimeClassName"] == "nvidia"
+
+
 def test_the_pod_of_the_check_is_admitted_where_jobs_are_and_has_a_gpu() -> None:
     """By the rules of Kubernetes' `restricted` level (pod-security-standards)."""
     pod = yaml.safe_load((ROOT / "examples" / "cluster" / "gpu-check.yaml").read_text())["spec"]
