@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +51,8 @@ PARTS = (
 BY_NAME = {part.name: part for part in PARTS}
 RANKS = frozenset(part.name for part in PARTS if part.packages == LEARNER) - {"step-trl"} | {"engine-process-weights"}
 """Parts whose process does what a learner's rank does, and has the environment of one."""
+DRIVER = 580
+"""NVIDIA's lowest driver for CUDA 13, for which the project's torch and vLLM are built."""
 _INSTALL = "`make install ACCELERATOR=gpu` makes .venv with everything"
 
 
@@ -61,7 +64,11 @@ def no_gpu() -> str:
     """What to say once where no part finds a GPU."""
     if find_spec("torch") is None:
         return f"this Python has no torch: {_INSTALL} (benchmarks/gpu/README.md: without a network)"
-    return "torch sees no GPU: look at `nvidia-smi`, and whether torch is a CUDA build; `--device cpu` tries the parts"
+    tries = "`--device cpu` of benchmarks.gpu tries the parts"
+    cuda = cuda_of_torch(sys.executable)
+    if cuda is None:
+        return f"this Python's torch is a CPU build: {_INSTALL}; {tries}"
+    return f"torch (CUDA {cuda}) sees no GPU: `nvidia-smi` has to list it, with driver {DRIVER} or newer; {tries}"
 
 
 def lacking(part: Part, device: str, gpus: int, cache: Path) -> str | None:
@@ -84,7 +91,17 @@ def peer_is_made(cache: Path) -> bool:
 
 
 def gpu_count(python: str) -> int:
-    """GPUs that torch sees. Asked in a process of its own: none of ours may keep memory of a device."""
-    program = "import torch; print(torch.cuda.device_count())"
+    """GPUs that torch sees."""
+    return int(_asked_of_torch(python, "torch.cuda.device_count()") or 0)
+
+
+def cuda_of_torch(python: str) -> str | None:
+    """The version of CUDA that torch is built for; None: a build for CPUs."""
+    return _asked_of_torch(python, "torch.version.cuda or ''") or None
+
+
+def _asked_of_torch(python: str, expression: str) -> str:
+    """In a process of its own: none of ours may keep memory of a device. Empty where torch cannot be imported."""
+    program = f"import torch; print({expression})"
     asked = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=120)
-    return int(asked.stdout or 0) if asked.returncode == 0 else 0
+    return asked.stdout.strip() if asked.returncode == 0 else ""

@@ -116,16 +116,35 @@ def signals() -> Iterator[None]:
         signal.signal(each, handler)
 
 
-@pytest.mark.parametrize(("there", "why"), [(object(), "torch sees no GPU"), (None, "this Python has no torch")])
+CPU_BUILD = "this Python's torch is a CPU build: `make install ACCELERATOR=gpu`"
+NO_DRIVER = "torch (CUDA 13.0) sees no GPU: `nvidia-smi` has to list it, with driver 580 or newer;"
+
+
+@pytest.mark.parametrize(
+    ("there", "cuda", "why"),
+    [(object(), "13.0", NO_DRIVER), (object(), None, CPU_BUILD), (None, None, "this Python has no torch")],
+)
 def test_without_a_gpu_that_is_said_once_and_earlier_results_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: object, why: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    there: object,
+    cuda: str | None,
+    why: str,
 ) -> None:
     monkeypatch.setattr(command, "gpu_count", lambda python: 0)
+    monkeypatch.setattr(parts, "cuda_of_torch", lambda python: cuda)
     monkeypatch.setattr(parts, "find_spec", lambda name: there)
     (tmp_path / "gpu.json").write_text("earlier")
     assert said_by(["--results", str(tmp_path), "--cache", str(tmp_path / "cache")]).startswith(why)
     assert capsys.readouterr().out == ""
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("gpu.json", "earlier")]
+
+
+@pytest.mark.parametrize(("printed", "version"), [("13.0", "13.0"), ("", None)])
+def test_torch_is_asked_what_it_is_built_for(tmp_path: Path, printed: str, version: str | None) -> None:
+    python = python_that(tmp_path, f'[ "$2" = "import torch; print(torch.version.cuda or \'\')" ] && echo "{printed}"')
+    assert parts.cuda_of_torch(python) == version
 
 
 def test_results_that_cannot_be_written_are_said_before_anything_is_measured(
@@ -447,7 +466,8 @@ echo '{}' > $4/summary.json
 
 def test_nothing_is_accepted_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accept, "gpu_count", lambda python: 0)
-    with pytest.raises(SystemExit, match="torch sees no GPU"):
+    monkeypatch.setattr(parts, "cuda_of_torch", lambda python: None)
+    with pytest.raises(SystemExit, match="this Python's torch is a CPU build"):
         accept.main(["--models", str(tmp_path), "--runs", str(tmp_path / "runs")])
     assert not (tmp_path / "runs").exists()
 
