@@ -26,7 +26,8 @@ from benchmarks.gpu.step import JOB, SEPARATE
 from benchmarks.gpu.wheels import beside_torch, own
 from benchmarks.machine import Hardware
 
-from rljob_api import load_jobs
+from rljob_api import load_jobs, resolve
+from rljob_trainer.driver.gpus import gpus_wanted
 
 
 def figures(outcome: outcomes.PartOutcome) -> dict[str, float]:
@@ -293,6 +294,23 @@ def fetched(requirements: str) -> set[str]:
     pinned = [entry for entry in requirements.replace("\\\n", "").splitlines() if "==" in entry]
     assert all("--hash=sha256:" in entry for entry in pinned)
     return {entry.partition("==")[0].strip() for entry in pinned}
+
+
+def test_the_pages_name_the_driver_and_the_compiler_that_a_machine_with_gpus_needs() -> None:
+    for page in ("README.md", "benchmarks/gpu/README.md"):
+        text = (command.ROOT / page).read_text()
+        assert re.search(rf"driver,? {parts.DRIVER} or newer", text), page
+        assert re.search(r"gcc\W+and Python's headers", text), page
+    assert f"driver has to be {parts.DRIVER} or newer" in (command.ROOT / "docs" / "real-cluster.md").read_text()
+
+
+def test_a_job_of_one_s_own_is_put_on_a_gpu_as_the_readme_says() -> None:
+    (engine_field, trainer_field) = re.findall(
+        r"there set `([a-zA-Z.]+: \w+)` and\s`([a-zA-Z.]+: \d)` as well", (command.ROOT / "README.md").read_text()
+    )[0]
+    settings = [field.replace(": ", "=") for field in (engine_field, trainer_field)]
+    [job] = load_jobs(command.ROOT / "examples" / "own-data.yaml", settings)
+    assert gpus_wanted(resolve(job).spec) == {"spec.trainer": 1}
 
 
 def test_every_wheel_of_ours_that_is_fetched_has_a_hash() -> None:
