@@ -76,7 +76,8 @@ gpu-check:       ## what only a GPU can say: attention, log-probs, publication, 
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m benchmarks.gpu $(GPU)
 
 gpu-accept:      ## known results on a GPU of 80 GB, in an hour: MODELS=FOLDER with Qwen2.5-0.5B-Instruct and Qwen3-0.6B
-	$(BIN)/python -m benchmarks.gpu.accept --models $(MODELS) $(GPU)
+	@$(if $(MODELS),,echo "make gpu-accept MODELS=FOLDER: the folder with Qwen2.5-0.5B-Instruct and Qwen3-0.6B" >&2; exit 2)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m benchmarks.gpu.accept --models "$(MODELS)" $(GPU)
 
 e2e: install     ## RLJobs in real pods on the test cluster, which stays up; or on the cluster of KUBECONFIG, if that is set
 	@set -e; if [ -n "$$KUBECONFIG" ]; then :; \

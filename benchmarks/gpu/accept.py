@@ -13,12 +13,15 @@ goes on: a run from its last checkpoint, and one that has ended on this card and
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +59,8 @@ _LAST_LINES_SECONDS = 10.0
 """For what is still in the pipe, which somebody that has left the run's session may hold open for ever."""
 _received: list[int] = []
 """The signals that came."""
+_TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
+"""The files of a tokenizer, either of which are enough."""
 QWEN25, QWEN3 = "Qwen2.5-0.5B-Instruct", "Qwen3-0.6B"
 
 
@@ -164,11 +169,41 @@ ACCEPTANCES = (
 
 def lacking(models: Path) -> list[str]:
     """What of the models is missing, in words."""
-    return [
-        f"{models / name} has no config.json"
-        for name in (QWEN25, QWEN3)
-        if not (models / name / "config.json").exists()
-    ]
+    return [f"{models / name} has no {what}" for name in (QWEN25, QWEN3) for what in _absent(models / name)]
+
+
+def _absent(folder: Path) -> Iterator[str]:
+    if not (folder / "config.json").is_file():
+        yield "config.json"
+    index = folder / "model.safetensors.index.json"
+    shards = {"model.safetensors"}
+    if index.is_file():
+        try:
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            yield f"{index.name} that can be read"
+    yield from sorted(name for name in shards if not (folder / name).is_file())
+    # The second is what the first is made from.
+    if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
+        yield " and no ".join(" + ".join(names) for names in _TOKENIZERS)
+
+
+def _problem(models: Path, runs: Path, results: Path) -> str | None:
+    """Why there is nothing to begin with, and what to do; None: all is there."""
+    if gpu_count(sys.executable) == 0:
+        return no_gpu()
+    if not os.access(RLJOB, os.X_OK):
+        return f"there is no {RLJOB}: `make install ACCELERATOR=gpu` makes .venv with it"
+    if lacks := lacking(models):
+        return f"{'; '.join(lacks)}: download both models from their hub into this folder, each under its name"
+    for option, folder in (("--runs", runs), ("--results", results)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            return f"nothing can be written into {folder}: {error.strerror or error}; choose another {option}"
+    return None
 
 
 def _forget(runs: Path, commit: str) -> None:
@@ -189,11 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--anew", action="store_true", help="forget what has been run at this commit")
     asked = parser.parse_args(arguments)
     models, runs = asked.models.resolve(), asked.runs.resolve()
-    if gpu_count(sys.executable) == 0:
-        sys.exit(no_gpu())
-    if lacks := lacking(models):
-        sys.exit(f"{'; '.join(lacks)}: download both models from their hub into this folder, each under its name")
-    runs.mkdir(parents=True, exist_ok=True)
+    if (problem := _problem(models, runs, asked.results)) is not None:
+        sys.exit(problem)
     machine, figures = Hardware.here(), list[Figure]()
     if asked.anew:
         _forget(runs, machine.commit)

@@ -456,6 +456,13 @@ def test_a_run_that_hangs_has_printed_where_it_is_and_keeps_its_folder(tmp_path:
     assert (run / "metrics.jsonl").read_text() == "row\n"
 
 
+def model_in(folder: Path) -> None:
+    """A folder with the files that a model has."""
+    folder.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / name).write_text("{}")
+
+
 ACCEPT = """
 import functools, signal, sys
 from pathlib import Path
@@ -482,14 +489,6 @@ echo '{}' > $4/summary.json
 """
 
 
-def test_nothing_is_accepted_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept, "gpu_count", lambda python: 0)
-    monkeypatch.setattr(parts, "cuda_of_torch", lambda python: None)
-    with pytest.raises(SystemExit, match="this Python's torch is a CPU build"):
-        accept.main(["--models", str(tmp_path), "--runs", str(tmp_path / "runs")])
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_what_is_accepted_is_shown_as_it_goes_kept_when_it_is_interrupted_and_gone_on_with(
     tmp_path: Path, number: signal.Signals
@@ -498,8 +497,7 @@ def test_what_is_accepted_is_shown_as_it_goes_kept_when_it_is_interrupted_and_go
     rljob.write_text(RUN)
     rljob.chmod(0o755)
     for name in (accept.QWEN25, accept.QWEN3):
-        (models / name).mkdir(parents=True)
-        (models / name / "config.json").write_text("{}")
+        model_in(models / name)
     asked = ["--models", models, "--runs", runs, "--results", tmp_path / "results"]
     command_line = [sys.executable, "-c", ACCEPT, *map(str, [rljob, *asked])]
     environment = {**os.environ, "PYTHONPATH": command.IMPORTABLE}
