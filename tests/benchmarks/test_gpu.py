@@ -20,7 +20,7 @@ import psutil
 import pytest
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import accept, engine, learner, outcomes, own_process, part, parts, processes, publication, step
-from benchmarks.gpu.baseline import KeptBaseline
+from benchmarks.gpu.baseline import CHECK_NAME, KeptBaseline
 from benchmarks.gpu.figures import Figure, Writer, read, read_notes
 from benchmarks.gpu.step import JOB, SEPARATE
 from benchmarks.gpu.wheels import beside_torch, own
@@ -412,6 +412,31 @@ def test_a_ratio_divides_by_a_number_of_the_same_card_and_commit_alone(tmp_path:
         assert kept_by.read(tmp_path) == f"{where}: {remedy}"
 
 
+@pytest.mark.parametrize("commit", ["c070a5e-dirty", "unknown"])
+def test_a_number_of_code_that_is_not_committed_counts_in_its_own_check_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: str
+) -> None:
+    kept_by = KeptBaseline("engine", lambda: replace(MACHINE, commit=commit))
+    refused = f"no ratio, since engine was measured earlier and what code that was is not known (commit {commit}): "
+    monkeypatch.delenv(CHECK_NAME, raising=False)
+    kept_by.keep(tmp_path, 2.5)
+    assert kept_by.read(tmp_path) == f"{refused}run both together"
+    monkeypatch.setenv(CHECK_NAME, "first")
+    kept_by.keep(tmp_path, 2.5)
+    assert kept_by.read(tmp_path) == 2.5
+    monkeypatch.setenv(CHECK_NAME, "second")
+    assert kept_by.read(tmp_path) == f"{refused}run both together"
+
+
+def test_parts_of_a_check_know_that_they_belong_together(tmp_path: Path) -> None:
+    said = [
+        command.run("engine", 60.0, "cuda", tmp_path, python_that(tmp_path, f"echo ${CHECK_NAME}; exit 1")).reason
+        for _ in range(2)
+    ]
+    assert said[0] == said[1]
+    assert re.fullmatch(r"exit code 1:\n[0-9a-f]{32}", said[0])
+
+
 @pytest.mark.parametrize(("before", "ratio"), [(None, None), (5.0, 2.0)])
 def test_steps_without_a_number_to_divide_by_say_which_part_to_run_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: float | None, ratio: float | None
@@ -466,8 +491,9 @@ def model_in(folder: Path) -> None:
 ACCEPT = """
 import functools, signal, sys
 from pathlib import Path
+from benchmarks import machine
 from benchmarks.gpu import accept
-from benchmarks.gpu.baseline import KeptBaseline
+machine._commit = lambda: "c070a5e"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 accept.RLJOB = Path(sys.argv[1])

@@ -65,6 +65,21 @@ def test_without_a_gpu_nothing_is_made(ready: Ready, monkeypatch: pytest.MonkeyP
     assert not ready.runs.exists()
 
 
+@pytest.mark.parametrize(("commit", "stays"), [("c070a5e", True), ("c070a5e-dirty", False), ("unknown", False)])
+def test_what_was_run_with_code_that_is_not_committed_is_not_used_again(
+    ready: Ready, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], commit: str, stays: bool
+) -> None:
+    monkeypatch.setattr("benchmarks.machine._commit", lambda: commit)
+    earlier = [ready.runs / f"ppo-{commit}" / "metrics.jsonl", ready.runs / "accept-ppo.json"]
+    for file in earlier:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    with pytest.raises(RuntimeError, match="a run began"):
+        accept.main(ready.arguments)
+    assert [file.exists() for file in earlier] == [stays, stays]
+    assert ("nothing of earlier runs is used" in capsys.readouterr().out) is not stays
+
+
 def spoil_rljob(ready: Ready) -> None:
     ready.rljob.unlink()
 
