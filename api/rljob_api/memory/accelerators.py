@@ -60,6 +60,11 @@ def product_memory(product: str) -> int | None:
     return None if size is None else size * _MIB
 
 
+def known_products() -> list[str]:
+    """The names that ``product_memory`` knows, without their maker's."""
+    return sorted(_MEBIBYTES)
+
+
 def bytes_of(quantity: str) -> int | None:
     """A Kubernetes quantity (80Gi, 64G, 1e9) as bytes; None: it is none."""
     found = _QUANTITY.match(quantity)

@@ -93,9 +93,25 @@ def test_what_is_not_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "the model type 'gpt_oss' is not among llama, mistral, qwen2, qwen3" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["plan", JOB, "--memory", "--gpu-memory", "plenty"])
-    assert "plenty is neither a size like 80Gi nor a product that is known here" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "plenty is neither a size like 80Gi nor a product that is known here: A10, A100-80GB-PCIe, " in said
+    assert " H100-80GB-HBM3, " in said
     assert main(["plan", JOB, "--memory"]) == 0
     assert "How much there is is not known" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ("24", "24 is less than a GiB, which no GPU has: 24Gi, perhaps?"),
+        ("512Mi", "512Mi is less than a GiB, which no GPU has"),
+    ],
+)
+def test_a_size_that_no_gpu_has_is_refused(size: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", JOB, "--memory", "--gpu-memory", size])
+    assert capsys.readouterr().err.rstrip().endswith(said)
+    assert main(["plan", JOB, "--memory", "--gpu-memory", "1073741824"]) == 0
 
 
 def test_validate_knows_the_model_by_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from rljob_api.memory import (
     plan_memory,
     untold,
 )
-from rljob_api.memory.accelerators import product_memory
+from rljob_api.memory.accelerators import known_products, product_memory
 from rljob_api.memory.shape import FAMILIES
 from rljob_api.resolved import ResolvedJob
 from rljob_trainer.errors import JobFileError
@@ -29,6 +29,7 @@ from rljob_trainer.preflight.model import undivided
 from rljob_trainer.preflight.places import HUB, local_path
 
 _CONFIG = "config.json"
+_LEAST = 1 << 30
 
 
 def add_memory_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,12 @@ def add_memory_arguments(parser: argparse.ArgumentParser) -> None:
 def _gpu_memory(text: str) -> int:
     size = product_memory(text) or bytes_of(text)
     if not size:
-        raise argparse.ArgumentTypeError(f"{text} is neither a size like 80Gi nor a product that is known here")
+        raise argparse.ArgumentTypeError(
+            f"{text} is neither a size like 80Gi nor a product that is known here: {', '.join(known_products())}"
+        )
+    if size < _LEAST:
+        unit = f": {text}Gi, perhaps?" if text.isdecimal() else ""
+        raise argparse.ArgumentTypeError(f"{text} is less than a GiB, which no GPU has{unit}")
     return size
 
 
