@@ -280,3 +280,27 @@ def test_its_own_chat_template_replaces_the_tokenizers(folder: Path) -> None:
     judge = served_judge(pool, Path())
     assert judge.chat.render([{"role": "user", "content": "a"}]) == "mine: a"
     assert (judge.context, judge.stop_token_ids) == (100, (2,))
+
+
+async def test_questions_that_queue_behind_answered_ones_are_not_late(folder: Path) -> None:
+    """Answers come one by one for longer than the deadline; then nothing comes for the time of a request."""
+    stage = Stage(folder)
+    stage.free = False
+    async with (
+        stage.opened(1) as engines,
+        asked(engines, requestSeconds=1, deadlineSeconds=2) as pool,
+    ):
+        scoring = asyncio.create_task(pool.score_responses(responses(60)))
+        for _ in range(3):
+            await until(lambda: sum(standing.running for standing in engines.standings()) == 8)
+            await asyncio.sleep(0.8)
+            stage.engines[0].may.set()
+            before = engines.waiting
+            await until(lambda: engines.waiting < before)  # noqa: B023  it is waited for in this turn
+            stage.engines[0].may.clear()
+        # Whoever waits is told of a failed try by now, and is asked again.
+        await asyncio.sleep(1.3)
+        stage.engines[0].may.set()
+        results = await scoring
+        assert counts_of(pool)["retries"] > 0
+    assert [result.score for result in results] == pytest.approx(scores_alone(folder, 60))

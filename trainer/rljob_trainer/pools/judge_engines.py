@@ -31,7 +31,7 @@ from rljob_trainer.rewards.standing import GoneScorer, ReplicaState, ScorerStand
 from rljob_trainer.rewards.verdicts import described_error
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.telemetry.names import metric
-from rljob_trainer.waits import Waits, patiently
+from rljob_trainer.waits import Clock, Waits, patiently
 
 if TYPE_CHECKING:
     from rljob_api.spec.pools import JudgePool
@@ -137,10 +137,17 @@ class JudgeEngines:
             return self._served
 
     async def answer(
-        self, part: str, prompt_ids: Sequence[int], sampling: SamplingSettings, seed: int, seconds: float
+        self,
+        part: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingSettings,
+        seed: int,
+        *,
+        seconds: float,
+        deadline: Clock,
     ) -> GenerationResult:
-        """What some engine says. Raises ``AwayError`` when none has answered anything for so many ``seconds``, and
-        ``QuestionError`` for what does not fit the context."""
+        """What some engine says. Raises ``AwayError`` when none has answered anything for so many ``seconds``, or until
+        the ``deadline``, and ``QuestionError`` for what does not fit the context."""
         number = self._numbers[part] = self._numbers.get(part, 0) + 1
         request = GenerationRequest(EpisodeId(_purpose(part), number, 0), tuple(prompt_ids), sampling, seed)
         loop = asyncio.get_running_loop()
@@ -149,11 +156,12 @@ class JudgeEngines:
         task.add_done_callback(lambda _: answered.set())
         try:
             with self._told():
-                await patiently(answered, lambda: max(began, self._pool.finished_at) + seconds)
+                await patiently(answered, lambda: min(max(began, self._pool.finished_at) + seconds, deadline()))
             (result,) = task.result()
             return result
         except TimeoutError:
-            raise AwayError(f"{self._reason()}, and none was answered for {seconds:g} s") from None
+            quiet = loop.time() - max(began, self._pool.finished_at)
+            raise AwayError(f"{self._reason()}, and none was answered for {quiet:.1f} s") from None
         except ValueError as error:
             raise QuestionError(described_error(error)) from error
         except (EngineError, DeadlineError) as error:
@@ -161,6 +169,11 @@ class JudgeEngines:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def answered_at(self) -> float:
+        """When it last answered a question, in the time of the event loop."""
+        return self._pool.finished_at
 
     def take_losses(self, part: str) -> int:
         """Questions of a term that were asked again because their engine was lost, since the last call."""
@@ -268,7 +281,11 @@ class JudgeAsker:
     async def close(self) -> None:
         """The engines are others' to close."""
 
-    async def ask(self, body: Mapping[str, Any], seed: int) -> JudgeAnswer:
+    @property
+    def answered_at(self) -> float:
+        return self._engines.answered_at
+
+    async def ask(self, body: Mapping[str, Any], seed: int, deadline: Clock) -> JudgeAnswer:
         assert self._served is not None
         sampling = SamplingSettings(
             temperature=body["temperature"], max_tokens=body["max_tokens"], stop_token_ids=self._served.stop_token_ids
@@ -279,7 +296,9 @@ class JudgeAsker:
                 f"it has {len(prompt)} tokens, which with maxTokens = {sampling.max_tokens} is more than the judge's "
                 f"context of {self._served.context}"
             )
-        result = await self._engines.answer(self._part, prompt, sampling, seed, self._seconds)
+        result = await self._engines.answer(
+            self._part, prompt, sampling, seed, seconds=self._seconds, deadline=deadline
+        )
         text = self._served.chat.decode(result.tokens.ids.tolist())
         return JudgeAnswer(text, result.finish != "stop", len(prompt) + len(result.tokens))
 
