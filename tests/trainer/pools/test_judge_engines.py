@@ -304,3 +304,53 @@ async def test_questions_that_queue_behind_answered_ones_are_not_late(folder: Pa
         results = await scoring
         assert counts_of(pool)["retries"] > 0
     assert [result.score for result in results] == pytest.approx(scores_alone(folder, 60))
+
+
+async def test_a_question_with_which_three_engines_are_lost_is_asked_no_more(folder: Path) -> None:
+    """Nothing but the question tells that it is to blame. The fourth engine answers others."""
+    stage = Stage(folder)
+    stage.free = False
+    async with stage.opened(1) as engines, asked(engines, more={"onError": "drop"}) as pool:
+        scoring = asyncio.create_task(pool.score_responses(responses(1)))
+        for number in range(3):
+            await until(lambda: len(stage.engines) > number and "submit" in stage.engines[number].calls)  # noqa: B023
+            stage.engines[number].kill()
+        with pytest.raises(
+            UnscoredError, match=r"3 engines were lost while they had it in hand.*is gone \(killed\)"
+        ) as e:
+            await scoring
+        assert e.value.exit_code == RewardWorkerError.exit_code
+        await until(lambda: len(stage.engines) == 4)
+        stage.engines[3].may.set()
+        (result,) = await pool.score_responses([Response("What?", "other", None, "s", 3, "stop", label="other")])
+        assert counts_of(pool)["asked_elsewhere"] == 3
+    assert result.error is None
+
+
+async def test_an_engine_that_dies_on_its_first_work_is_replaced_after_a_pause_and_told_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_count, "_PAUSE_SECONDS", 3600.0)
+    stage = Stage(folder)
+    stage.free = False
+    async with stage.opened(2) as engines, asked(engines) as pool:
+        scoring = asyncio.create_task(pool.score_responses(responses(2)))
+        await until(lambda: all("submit" in engine.calls for engine in stage.engines))
+        stage.engines[0].kill()
+        said = "; engine judge-0 was lost before it had finished anything: engine judge-0 is gone (killed)"
+        await until(lambda: stage.waits.beside["the judge pool"].reason().endswith(said))
+        await until(lambda: [s.name for s in engines.standings()] == ["judge-1", "judge-2"])
+        # The pause goes on, and the one that is there answers.
+        stage.engines[1].may.set()
+        await scoring
+        await pool.score_responses(responses(3))
+        assert len(stage.engines) == 2
+        stage.engines[1].may.clear()
+        last = asyncio.create_task(pool.score_responses(responses(4)))
+        await until(lambda: "the judge pool" in stage.waits.beside)
+        await until(lambda: "was lost" not in stage.waits.beside["the judge pool"].reason())
+        # One that had answered is replaced at once.
+        stage.engines[1].kill()
+        stage.free = True
+        await until(lambda: len(stage.engines) == 3)
+        await last

@@ -324,6 +324,8 @@ class Dispatch(ABC):
                 if self._shelf is not None:
                     self._shelf.keep(result)
                 self._answer(pending, result)
+        if results:
+            member.answers()
         if results and member.state != "lent":
             self.finished_at = asyncio.get_running_loop().time()
         self._handed_back.set()

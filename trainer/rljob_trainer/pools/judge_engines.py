@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from rljob_trainer.models.folder import read_folder
 from rljob_trainer.models.tokenizer import load_tokenizer
 from rljob_trainer.pools.engine_count import EngineCount
 from rljob_trainer.pools.pool import RolloutPool
-from rljob_trainer.rewards.judge.transport import AwayError, JudgeAnswer, QuestionError
+from rljob_trainer.rewards.judge.transport import AwayError, JudgeAnswer, QuestionError, QuestionLostError
 from rljob_trainer.rewards.standing import GoneScorer, ReplicaState, ScorerStanding
 from rljob_trainer.rewards.verdicts import described_error
 from rljob_trainer.rollout.handle import EngineHandle
@@ -44,6 +44,8 @@ _REMEDY = "the log says why; correct spec.judge, or give its pods what they lack
 _ALL = 1 << 20
 """Questions at once: those that no engine has room for wait here."""
 _LOOK_SECONDS = 0.5
+_TRIES = 3
+"""Engines that a question is given to; when all of them are lost it is asked no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,25 @@ def served_judge(pool: JudgePool, base: Path) -> ServedJudge:
     return ServedJudge(files, chat, wanted or folder.context_length, folder.eos_token_ids)
 
 
+class _OpenQuestion:
+    """A question that an engine is to answer."""
+
+    def __init__(self, task: asyncio.Task[list[GenerationResult]]) -> None:
+        self.task = task
+        self.losses = 0
+        """Engines that were lost with it in hand."""
+
+    def lost(self) -> None:
+        """One more. With the last it is called off at once, before the next engine is given it."""
+        self.losses += 1
+        if self.is_given_up:
+            self.task.cancel()
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.losses >= _TRIES
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSupply:
     """How engines are had."""
@@ -109,7 +130,7 @@ class JudgeEngines:
         self._keeping: asyncio.Task[None] | None = None
         self._numbers: dict[str, int] = {}
         self._losses: dict[str, int] = {}
-        self._open_questions = 0
+        self._questions: dict[EpisodeId, _OpenQuestion] = {}
         self._telling = ExitStack()
 
     # --- what is asked
@@ -131,7 +152,8 @@ class JudgeEngines:
             with self._waits.wait(_TITLE, self._reason, patience):
                 while not self._pool.serving:
                     if asyncio.get_running_loop().time() >= deadline:
-                        why = f": {self._count.problem}" if self._count.problem else f" within {patience:.0f} s"
+                        known = self._count.problem or self._count.loss
+                        why = f": {known}" if known else f" within {patience:.0f} s"
                         raise RewardWorkerError(f"no engine of the judge comes up{why}; {_REMEDY}")
                     await asyncio.sleep(_LOOK_SECONDS)
             return self._served
@@ -147,16 +169,23 @@ class JudgeEngines:
         deadline: Clock,
     ) -> GenerationResult:
         """What some engine says. Raises ``AwayError`` when none has answered anything for so many ``seconds``, or until
-        the ``deadline``, and ``QuestionError`` for what does not fit the context."""
+        the ``deadline``, ``QuestionLostError`` when too many were lost with it, and ``QuestionError`` for what does not
+        fit the context."""
         number = self._numbers[part] = self._numbers.get(part, 0) + 1
         request = GenerationRequest(EpisodeId(_purpose(part), number, 0), tuple(prompt_ids), sampling, seed)
         loop = asyncio.get_running_loop()
         began, answered = loop.time(), asyncio.Event()
         task = asyncio.create_task(self._pool.generate([request]), name="judge question")
         task.add_done_callback(lambda _: answered.set())
+        question = _OpenQuestion(task)
         try:
-            with self._told():
+            with self._told(request.id, question):
                 await patiently(answered, lambda: min(max(began, self._pool.finished_at) + seconds, deadline()))
+            if question.is_given_up:
+                raise QuestionLostError(
+                    f"{_TRIES} engines were lost while they had it in hand, the last of them because: "
+                    f"{self._pool.losses[-1].reason}"
+                )
             (result,) = task.result()
             return result
         except TimeoutError:
@@ -233,20 +262,22 @@ class JudgeEngines:
     def _made_again(self, ids: Sequence[EpisodeId]) -> None:
         for id in ids:
             self._losses[id.purpose] = self._losses.get(id.purpose, 0) + 1
+            if (question := self._questions.get(id)) is not None:
+                question.lost()
 
     # --- what is said
 
     @contextlib.contextmanager
-    def _told(self) -> Any:
+    def _told(self, id: EpisodeId, question: _OpenQuestion) -> Iterator[None]:
         """Inside, a question is under way."""
-        self._open_questions += 1
-        if self._open_questions == 1:
+        if not self._questions:
             self._telling.enter_context(self._waits.wait(_TITLE, self._reason))
+        self._questions[id] = question
         try:
             yield
         finally:
-            self._open_questions -= 1
-            if not self._open_questions:
+            del self._questions[id]
+            if not self._questions:
                 self._telling.close()
 
     def _reason(self) -> str:
@@ -260,6 +291,8 @@ class JudgeEngines:
             parts.append(f"{self.waiting} more are in the queue")
         if not standings and self._count.problem is not None:
             parts.append(f"the last did not come up: {self._count.problem}")
+        elif self._count.loss is not None:
+            parts.append(self._count.loss)
         return "; ".join(parts)
 
 

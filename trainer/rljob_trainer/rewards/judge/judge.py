@@ -28,6 +28,7 @@ from rljob_trainer.rewards.judge.transport import (
     JudgeTransport,
     OwnJudge,
     QuestionError,
+    QuestionLostError,
 )
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.terms import RewardFailure
@@ -232,6 +233,8 @@ class Judge:
                     said = await self._transport.ask(question.body, question.seed(unread), deadline)
                 except QuestionError as problem:
                     return RewardFailure(self.spec.name, f"{self._name} refuses the question: {problem}")
+                except QuestionLostError as problem:
+                    return RewardFailure(self.spec.name, f"{self._name} does not answer: {problem}", away=True)
                 except (AwayError, JudgeRefusedError) as problem:
                     self._check_refusal(problem)
                     away = problem

@@ -21,6 +21,10 @@ class JudgeRefusedError(Exception):
     """It answers that it will not: key, address or model are wrong."""
 
 
+class QuestionLostError(Exception):
+    """Too many engines were lost while they had it in hand: whether it was its doing is not known."""
+
+
 class QuestionError(Exception):
     """It will not answer this question."""
 
@@ -66,7 +70,8 @@ class JudgeTransport(Protocol):
 
     async def ask(self, body: Mapping[str, Any], seed: int, deadline: Clock) -> JudgeAnswer:
         """The answer to a request in OpenAI's form, until ``deadline``, which may move meanwhile. ``seed`` is another
-        one for each try of a question, and the same when a run repeats one. Raises ``AwayError``, ``JudgeRefusedError`` and ``QuestionError``."""
+        one for each try of a question, and the same when a run repeats one. Raises ``AwayError``, ``QuestionError``,
+        ``JudgeRefusedError`` and ``QuestionLostError``."""
         ...
 
     def take_counts(self) -> dict[str, float]:
