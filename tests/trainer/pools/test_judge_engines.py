@@ -95,15 +95,18 @@ def responses(count: int) -> list[Response]:
     return [Response("What?", str(i * i), None, "s", 3, "stop", label=f"sample {i}") for i in range(count)]
 
 
+def question_texts(response: Response) -> list[str]:
+    judge = Reward.model_validate({"functions": [{"type": "judge", "judge": settings()}]}).functions[0].judge
+    assert judge is not None
+    return [message["content"] for message in question_of(judge, "m", response).body["messages"]]
+
+
 def scores_alone(folder: Path, count: int) -> list[float]:
     """What transformers says of each question by itself, as its chat template, written here once more, has it."""
-    reward = Reward.model_validate({"functions": [{"type": "judge", "judge": settings()}]})
-    judge = reward.functions[0].judge
-    assert judge is not None
     scores = []
     for response in responses(count):
-        system, user = question_of(judge, "m", response).body["messages"]
-        scores.append(int(answer_alone(folder, f"system: {system['content']}\nuser: {user['content']}\n")) / 9)
+        system, user = question_texts(response)
+        scores.append(int(answer_alone(folder, f"system: {system}\nuser: {user}\n")) / 9)
     return scores
 
 
@@ -267,9 +270,7 @@ async def test_a_judge_without_system_messages_gets_all_in_one(tmp_path: Path, t
     folder = made(tmp_path / "judge", seed=2, template=template)
     async with Stage(folder).opened(1) as engines, asked(engines) as pool:
         (result,) = await pool.score_responses(responses(1))
-    judge = Reward.model_validate({"functions": [{"type": "judge", "judge": settings()}]}).functions[0].judge
-    assert judge is not None
-    system, user = (message["content"] for message in question_of(judge, "m", responses(1)[0]).body["messages"])
+    system, user = question_texts(responses(1)[0])
     end = "\n\n" if template is None else ""  # jinja takes the last line's end for its own
     assert result.score == pytest.approx(int(answer_alone(folder, f"{system}\n\n{user}{end}")) / 9)
 
@@ -354,3 +355,17 @@ async def test_an_engine_that_dies_on_its_first_work_is_replaced_after_a_pause_a
         stage.free = True
         await until(lambda: len(stage.engines) == 3)
         await last
+
+
+async def test_a_budget_of_tokens_bounds_a_batch_whose_questions_all_begin_at_once(folder: Path) -> None:
+    """As questions are estimated before they are counted (three characters a token, and the longest answer) 18 fit."""
+    texts = question_texts(responses(1)[0])
+    least = sum(map(len, texts)) // 3 + 4
+    most = 18 * least + least // 2
+    more = {"onError": "score", "errorScore": -1}
+    async with Stage(folder).opened(2) as engines, asked(engines, more=more, mostTokens=most) as pool:
+        results = await pool.score_responses(responses(40))
+        counts = counts_of(pool)
+    assert counts["tokens"] > most  # in this tokenizer a character is a token
+    assert counts["requests"] == sum(result.error is None for result in results) == 18
+    assert all(f"mostTokens = {most}" in result.error for result in results if result.error is not None)

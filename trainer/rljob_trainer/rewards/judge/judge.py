@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.judge.endpoint import JudgeEndpoint
-from rljob_trainer.rewards.judge.limits import MinuteLimits
+from rljob_trainer.rewards.judge.limits import MinuteLimits, TokenBudget
 from rljob_trainer.rewards.judge.question import Question, question_of
 from rljob_trainer.rewards.judge.reading import NoScoreError, check_pattern, score_in
 from rljob_trainer.rewards.judge.record import JudgeRecord
@@ -129,6 +129,7 @@ class Judge:
         self._record = JudgeRecord(spec.name, folder, remembers=judge.cache)
         self._waits = waits or Waits()
         self._limits = MinuteLimits(judge.requests_per_minute, judge.tokens_per_minute)
+        self._budget = TokenBudget(judge.most_tokens, lambda: self._record.tokens)
         self._slots = asyncio.Semaphore(judge.concurrency or self._transport.concurrency)
         self._asking: dict[str, _Asking] = {}
         self._away: dict[int, _Away] = {}
@@ -220,7 +221,7 @@ class Judge:
         tries = unread = 0
         first: float | None = None
         while True:
-            async with self._slots:
+            async with self._slots, self._budget.held(question.tokens):
                 spent = await self._limits.begin(question.tokens)
                 if (used_up := self._used_up()) is not None:
                     return RewardFailure(self.spec.name, used_up)
