@@ -270,6 +270,8 @@ CASES: list[tuple[str, str, str, str]] = [
     ("judges_without_an_endpoint_have_a_pool", OWN_JUDGE % ("", "replicas: 2"),
      "spec: {reward: {functions: [{type: judge, judge: {template: '{response}'}}]}}", "spec.judge"),
     ("judges_without_an_endpoint_have_a_pool", "{}", "spec: {judge: {model: {source: a/b}}}", "spec.judge"),
+    ("answers_of_judges_fit_their_context", OWN_JUDGE % ("maxTokens: 99", "maxContextTokens: 100"),
+     OWN_JUDGE % ("maxTokens: 100", "maxContextTokens: 100"), "spec.judge.maxContextTokens"),
     ("engine_parallelism_fits_its_gpus", OWN_JUDGE % ("", "gpusPerReplica: 2, parallelism: {tensor: 2}"),
      OWN_JUDGE % ("", "gpusPerReplica: 2"), "spec.judge.parallelism"),
     ("torch_engine_runs_on_one_device", OWN_JUDGE % ("", "engine: torch"),

@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -262,9 +263,10 @@ async def test_a_warm_judge_says_the_same_when_it_is_asked_the_same_again(folder
     "template",
     [
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages[0].content }}\n",
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
         None,
     ],
-    ids=["no system message", "no template"],
+    ids=["no system message", "it is left out", "no template"],
 )
 async def test_a_judge_without_system_messages_gets_all_in_one(tmp_path: Path, template: str | None) -> None:
     folder = made(tmp_path / "judge", seed=2, template=template)
@@ -369,3 +371,72 @@ async def test_a_budget_of_tokens_bounds_a_batch_whose_questions_all_begin_at_on
     assert counts["tokens"] > most  # in this tokenizer a character is a token
     assert counts["requests"] == sum(result.error is None for result in results) == 18
     assert all(f"mostTokens = {most}" in result.error for result in results if result.error is not None)
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{% if %}", "cannot render a question"),
+        ("{{ raise_exception('never') }}", r"cannot render a question \(.*never"),
+        ("Say 1.", "leaves out what a question says"),
+    ],
+    ids=["it does not compile", "it always raises", "it says the same always"],
+)
+async def test_a_chat_template_that_renders_no_question_is_a_mistake_of_the_job(
+    folder: Path, tmp_path: Path, template: str, problem: str
+) -> None:
+    stage = Stage(folder, model={"source": str(folder), "chatTemplate": template})
+    with pytest.raises(JobFileError, match=rf"^spec\.judge\.model\.chatTemplate: the chat template {problem}"):
+        async with stage.opened(1):
+            pass
+    assert not stage.engines
+    of_the_model = made(tmp_path / "judge", template=template)
+    said = (
+        "chat_template.jinja is no Jinja template"
+        if "%" in template
+        else f"^spec\\.judge\\.model\\.source: .* {problem}"
+    )
+    with pytest.raises(JobFileError, match=said):
+        served_judge(JudgePool.model_validate({"model": {"source": str(of_the_model)}, "engine": "torch"}), Path())
+
+
+async def test_a_context_in_which_no_question_fits_is_a_mistake_of_the_job(folder: Path) -> None:
+    """Whatever ``onError`` says: with errorScore for all samples nothing would be learned."""
+    more = {"onError": "score", "errorScore": 0}
+    async with Stage(folder, maxContextTokens=100).opened(1) as engines:
+        async with asked(engines, more=more) as pool:
+            results = await pool.score_responses(responses(31))
+            assert all("context of 100" in (result.error or "") for result in results)
+            with pytest.raises(
+                JobFileError, match=r"spec\.judge\.maxContextTokens: none of the first 32 questions fits"
+            ):
+                await pool.score_responses(responses(32))
+        async with asked(engines, more=more, maxTokens=100) as pool:
+            with pytest.raises(JobFileError, match=r"spec\.judge\.maxContextTokens: no question can fit"):
+                await pool.score_responses(responses(1))
+    long = [Response("", "x" * CONTEXT, None, "s", 3, "stop", label="long")]
+    async with Stage(folder).opened(1) as engines, asked(engines, more=more, cache=False) as pool:
+        await pool.score_responses(responses(1))
+        for _ in range(40):
+            (result,) = await pool.score_responses(long)
+            assert result.error is not None
+
+
+async def test_the_date_of_its_questions_is_the_runs_and_their_form_is_part_of_what_is_remembered(folder: Path) -> None:
+    def served(template: str | None, day: int) -> ServedJudge:
+        model = {"source": str(folder), **({} if template is None else {"chatTemplate": template})}
+        pool = JudgePool.model_validate({"model": model, "engine": "torch"})
+        return served_judge(pool, Path(), datetime(2020, 2, day))
+
+    dated = "{{ strftime_now('%d.%m.%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert served(dated, 3).chat.render([{"role": "user", "content": "a"}]) == "03.02.2020a"
+    forms = [served(None, 3).form, served(plain, 3).form, served(dated, 3).form, served(dated, 4).form]
+    assert len(set(forms)) == 4
+    assert (served(None, 4).form, served(plain, 4).form) == (forms[0], forms[1])
+    assert forms[0] == ""
+    stage = Stage(folder, model={"source": str(folder), "chatTemplate": plain})
+    async with stage.opened(1) as engines:
+        asker = engines.asked_by("judge", 1.0)
+        await asker.open()
+        assert asker.model.endswith(f" {forms[1]}")
