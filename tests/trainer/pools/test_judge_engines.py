@@ -148,6 +148,7 @@ async def test_what_a_lost_engine_had_in_hand_is_answered_by_others(folder: Path
         wait = stage.waits.beside["the judge pool"]
         assert wait.reason().startswith("2 of 2 engines to answer 16 questions, the oldest for ")
         assert wait.reason().endswith("; 4 more are in the queue")
+        assert 0 < (stage.waits.left(wait) or 0) <= 60  # requestSeconds
         stage.free = True
         stage.engines[0].kill()
         stage.engines[1].may.set()

@@ -99,8 +99,10 @@ def served_judge(pool: JudgePool, base: Path, now: datetime | None = None) -> Se
 class _OpenQuestion:
     """A question that an engine is to answer."""
 
-    def __init__(self, task: asyncio.Task[list[GenerationResult]]) -> None:
+    def __init__(self, task: asyncio.Task[list[GenerationResult]], due: Clock) -> None:
         self.task = task
+        self.due = due
+        """When this try of it has failed, as things stand."""
         self.losses = 0
         """Engines that were lost with it in hand."""
 
@@ -192,10 +194,10 @@ class JudgeEngines:
         began, answered = loop.time(), asyncio.Event()
         task = asyncio.create_task(self._pool.generate([request]), name="judge question")
         task.add_done_callback(lambda _: answered.set())
-        question = _OpenQuestion(task)
+        question = _OpenQuestion(task, lambda: min(max(began, self._pool.finished_at) + seconds, deadline()))
         try:
             with self._told(request.id, question):
-                await patiently(answered, lambda: min(max(began, self._pool.finished_at) + seconds, deadline()))
+                await patiently(answered, question.due)
             if question.is_given_up:
                 raise QuestionLostError(
                     f"{_TRIES} engines were lost while they had it in hand, the last of them because: "
@@ -286,7 +288,7 @@ class JudgeEngines:
     def _told(self, id: EpisodeId, question: _OpenQuestion) -> Iterator[None]:
         """Inside, a question is under way."""
         if not self._questions:
-            self._telling.enter_context(self._waits.wait(_TITLE, self._reason))
+            self._telling.enter_context(self._waits.wait(_TITLE, self._reason, until=self._due))
         self._questions[id] = question
         try:
             yield
@@ -294,6 +296,10 @@ class JudgeEngines:
             del self._questions[id]
             if not self._questions:
                 self._telling.close()
+
+    def _due(self) -> float | None:
+        """When the first try of those under way has failed, as things stand."""
+        return min((question.due() for question in self._questions.values()), default=None)
 
     def _reason(self) -> str:
         standings = [standing for standing in self.standings() if standing.state == "serving"]
