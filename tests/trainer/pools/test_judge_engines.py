@@ -18,7 +18,7 @@ from local_engines import LocalEngine
 from rljob_api.spec.pools import JudgePool
 from rljob_api.spec.reward import Reward
 from rljob_trainer.errors import EngineError, JobFileError, RewardError, RewardWorkerError, UnscoredError
-from rljob_trainer.pools import engine_count, judge_engines
+from rljob_trainer.pools import dispatch, engine_count, judge_engines
 from rljob_trainer.pools.judge_engines import EngineSupply, JudgeEngines, ServedJudge, served_judge
 from rljob_trainer.rewards.judge import judge as judging
 from rljob_trainer.rewards.judge.question import question_of
@@ -441,3 +441,21 @@ async def test_the_date_of_its_questions_is_the_runs_and_their_form_is_part_of_w
         asker = engines.asked_by("judge", 1.0)
         await asker.open()
         assert asker.model.endswith(f" {forms[1]}")
+
+
+async def test_an_engine_that_takes_nothing_does_not_keep_questions_from_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_SUBMIT_SECONDS", 0.05)
+    stage = Stage(folder)
+    async with stage.opened(2) as engines, asked(engines, cache=False) as pool:
+        stage.engines[0].hangs = True
+        first = asyncio.create_task(pool.score_responses(responses(2)))
+        await until(lambda: "submit" in stage.engines[0].calls)
+        for _ in range(2):
+            others = await pool.score_responses(responses(12))
+            assert [result.score for result in others] == pytest.approx(scores_alone(folder, 12))
+        assert stage.engines[0].calls.count("submit") == 1
+        assert not first.done()
+        stage.engines[0].kill()
+        assert [result.score for result in await first] == pytest.approx(scores_alone(folder, 2))
