@@ -23,6 +23,7 @@ PLACES = {
     "docs/operator/README.md": (r"rljob/trainer:",),
     "docs/operator/gitops.md": (r"targetRevision: v",),
     "docs/real-cluster.md": (r"rljob/(?:operator|trainer):",),
+    "examples/cluster/gpu-check.yaml": (r"rljob/trainer:",),
     "examples/cluster/storage.yaml": (r"rljob/trainer:",),
     "operator/rljob_operator/settings.py": (r"rljob/trainer:",),
     "tests/support/documented.yaml": (r"rljob/(?:operator|trainer):",),

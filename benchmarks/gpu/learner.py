@@ -107,7 +107,7 @@ def _measure(
                 seconds[stage].append(spent)
         memory = max(memory, report.usage.device_allocated)
     facts, lengths = rank.facts(), batch.prompt_lengths + batch.response_lengths
-    forward = forward_flops(ModelSize(facts.parameters, facts.layers, facts.width), lengths.tolist())
+    forward = forward_flops(ModelSize(facts.actor.parameters, facts.actor.layers, facts.actor.width), lengths.tolist())
     peak = peak_flops(facts.device)
     for stage, passes in PASSES.items():
         each = median(seconds[stage][WARM_UP:])

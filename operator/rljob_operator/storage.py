@@ -77,7 +77,7 @@ def obstacles(job: ResolvedJob, found: Mapping[str, ClaimView]) -> list[Obstacle
 def _locations(job: ResolvedJob) -> Iterator[tuple[str, str, bool]]:
     """(field, claim, whether it is written to)."""
     spec = job.spec
-    random = spec.model.random
+    random, critic = spec.model.random, spec.algorithm.critic
     places: list[tuple[str, str | None]] = [
         ("spec.model.source", spec.model.source),
         ("spec.model.tokenizer", spec.model.tokenizer),
@@ -85,6 +85,7 @@ def _locations(job: ResolvedJob) -> Iterator[tuple[str, str, bool]]:
         ("spec.checkpoint.uri", spec.checkpoint.uri),
         ("spec.restore.from", spec.restore.from_ if spec.restore else None),
         ("spec.judge.model.source", spec.judge.model.source if spec.judge else None),
+        ("spec.algorithm.critic.model.source", critic.model.source if critic and critic.model else None),
     ]
     places += [("spec.data.train.source", part.source) for part in spec.data.train.sources]
     places += [("spec.data.validation.source", part.source) for part in spec.data.validation]

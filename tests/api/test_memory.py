@@ -422,10 +422,20 @@ def test_validate_notes_engines_on_cpus_beside_a_trainer_on_gpus() -> None:
     assert note.startswith("spec.rollout.gpusPerReplica: engines sample on CPUs, while the trainer has GPUs")
 
 
-def test_of_what_cannot_be_told_nothing_is_said() -> None:
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (
+            {"algorithm": {"preset": "ppo", "critic": {"model": {"source": "org/scores"}}}},
+            "spec.algorithm.critic.model: what a critic of another size",
+        ),
+        ({"trainer": {"backend": "mine:Backend"}}, "spec.trainer.backend: what mine:Backend keeps"),
+    ],
+)
+def test_of_what_cannot_be_told_nothing_is_said(changed: dict[str, Any], named: str) -> None:
     pod = {"nodeSelector": {"nvidia.com/gpu.memory": "1024"}}
-    made = job(trainer={"backend": "mine:Backend", "gpusPerReplica": 4, "pod": pod})
-    assert (untold(made) or "").startswith("spec.trainer.backend: what mine:Backend keeps")
+    made = job(**{**changed, "trainer": {"gpusPerReplica": 4, "pod": pod, **changed.get("trainer", {})}})
+    assert (untold(made) or "").startswith(named)
     assert said(made) == []
     plain = job(trainer={"gpusPerReplica": 4, "pod": pod})
     assert untold(plain) is None

@@ -40,6 +40,7 @@ OWN_JUDGE = (
 POOLED = "spec: {reward: {functions: [{type: rewardModel, rewardModel: {%s}}]}, rewardModel: {%s}}"
 JUDGED = "spec: {reward: {functions: [{type: judge, judge: {baseUrl: 'http://j/v1', model: m, template: %s}}]}}"
 PPO = "preset: ppo"
+CRITIC = "spec: {algorithm: {preset: ppo, critic: {model: {source: org/scores}}}, %s}"
 PARTS = "spec: {data: {train: {source: null, parts: [%s]}}}"
 POD = "spec: {head: {pod: {%s}}}"
 TEMPLATE = POD % "template: {%s}"
@@ -108,6 +109,10 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec: {model: {lora: {rank: 8}}, trainer: {backend: 'mine:Backend'}}", "spec.model.lora"),
     ("lora_targets_differ", "spec: {model: {lora: {targets: [q_proj, v_proj]}}}",
      "spec: {model: {lora: {targets: [q_proj, v_proj, q_proj]}}}", "spec.model.lora.targets"),
+    ("critics_of_another_model_are_trained_whole", CRITIC % "trainer: {backend: fsdp2}",
+     CRITIC % "trainer: {backend: 'mine:Backend'}", "spec.algorithm.critic.model"),
+    ("critics_of_another_model_are_trained_whole", CRITIC % "model: {revision: main}",
+     CRITIC % "model: {lora: {rank: 8}}", "spec.algorithm.critic.model"),
     ("adapters_are_published_to_vllm", "spec: {model: {lora: {publish: adapter, rank: 512}}}",
      "spec: {model: {lora: {publish: adapter}}, rollout: {engine: torch}}", "spec.model.lora.publish"),
     ("adapters_are_published_to_vllm", "spec: {model: {lora: {rank: 513}}, rollout: {engine: torch}}",
@@ -289,6 +294,8 @@ CASES: list[tuple[str, str, str, str]] = [
     ("volume_locations_name_a_claim", "{}",
      "spec: {reward: {functions: [{type: judge, judge: {template: '{response}'}}]}, "
      "judge: {model: {source: 'pvc://claim/../a'}}}", "spec.judge.model.source"),
+    ("volume_locations_name_a_claim", ALGORITHM % "preset: ppo, critic: {model: {source: 'pvc://claim/a'}}",
+     ALGORITHM % "preset: ppo, critic: {model: {source: 'pvc://claim/../a'}}", "spec.algorithm.critic.model.source"),
     ("judges_end_before_the_run_does", JUDGE % "deadlineSeconds: 3600", JUDGE % "deadlineSeconds: 3601",
      "spec.reward.functions[0].judge.deadlineSeconds"),
     ("reward_models_have_a_source",

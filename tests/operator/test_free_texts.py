@@ -143,6 +143,10 @@ LAYERS: list[dict[str, Any]] = [
         }
         for source in (MARK, f"pvc://claim/{MARK}")
     ),
+    *(
+        {"algorithm": {"preset": "ppo", "critic": {"model": {"source": source, "revision": MARK}}}}
+        for source in (MARK, f"pvc://claim/{MARK}")
+    ),
     {"rollout": {"environment": {"type": "tools", "tools": [{"type": "calculator", "description": MARK}]}}},
 ]
 """Further settings, for texts that can't be in one job with all others."""

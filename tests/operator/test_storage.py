@@ -43,6 +43,7 @@ JUDGED = {
     "reward": {"functions": [{"type": "judge", "judge": {"template": "{response}"}}]},
     "judge": {"model": {"source": "pvc://judges/v1"}},
 }
+VALUED = {"algorithm": {"preset": "ppo", "critic": {"model": {"source": "pvc://critics/v1"}}}}
 SCORED = {"reward": {"functions": [{"type": "rewardModel", "rewardModel": {"source": "pvc://scores/v1"}}]}}
 
 
@@ -70,6 +71,9 @@ SCORED = {"reward": {"functions": [{"type": "rewardModel", "rewardModel": {"sour
         (SCORED, bound("scores", ROX), ""),
         (JUDGED, bound("judges", ROX), ""),
         (JUDGED, None, "VolumeMissing"),
+        (VALUED, bound("critics", ROX), ""),
+        (VALUED, bound("critics", RWO), "VolumeNotShared"),
+        (VALUED, None, "VolumeMissing"),
         (SCORED, bound("scores", RWO), "VolumeNotShared"),
         (SCORED, None, "VolumeMissing"),
     ],

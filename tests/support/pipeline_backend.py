@@ -25,9 +25,10 @@ from torch import nn
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.backend import Placement, RowRules
 from rljob_trainer.learner.layout import DividedLayout
-from rljob_trainer.learner.models import PackedRow, Policy, PolicyStreams, facts_of, load_policy
+from rljob_trainer.learner.models import PackedRow, Policy, PolicyStreams, load_policy, size_of
 from rljob_trainer.learner.passes import OneByOne
 from rljob_trainer.learner.process import meet, prepare
+from rljob_trainer.learner.protocol import LearnerFacts
 from rljob_trainer.learner.rank import LearnerRank, SpreadModels
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.weights.shards import Shard
@@ -67,7 +68,7 @@ class Pipeline:
         whole = load_policy(settings.model_path, dtype=torch.float32, chunk=settings.log_prob_chunk_tokens)
         if whole.language_model.config.tie_word_embeddings:
             raise JobFileError("spec.model: the pipeline has no stage for a matrix that is input and output embedding")
-        facts = facts_of(whole.language_model, device)
+        facts = LearnerFacts(size_of(whole), None, device.type)
         kind = LastStage if stage else FirstStage
         return LearnerRank(
             settings,

@@ -67,6 +67,9 @@ def untold(job: ResolvedJob, shape: ModelShape | None = None) -> str | None:
         return f"spec.model: what layers of {shape.family} take on CPUs cannot be told beforehand"
     if job.spec.model.lora is not None and not job.spec.trainer.gpus_per_replica:
         return "spec.model.lora: what adapters beside a frozen model take on CPUs cannot be told beforehand"
+    critic = job.spec.algorithm.critic
+    if critic is not None and critic.model is not None:
+        return "spec.algorithm.critic.model: what a critic of another size takes cannot be told beforehand"
     if job.spec.trainer.backend != "fsdp2":
         return f"spec.trainer.backend: what {job.spec.trainer.backend} keeps cannot be told beforehand"
     return None

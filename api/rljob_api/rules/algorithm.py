@@ -14,6 +14,9 @@ from rljob_api.violations import Violation
 
 RATIO_CLIPS = ("ppoClip", "clipCov", "dppoTv", "bypassPpoClip", "cispo", "gspo")
 """Losses whose clipLow is subtracted from 1."""
+WITH_CRITIC_MODEL = "fsdp2"
+"""The backend whose critic may start from another model than the policy."""
+_CRITIC_OF_MODEL = "!has(self.algorithm.critic) || !has(self.algorithm.critic.model)"
 
 
 def _yaml_name(attribute: str) -> str:
@@ -99,6 +102,41 @@ def critic_belongs_to_gae(job: Job) -> Iterator[Violation]:
             "spec.algorithm.critic",
             f"the estimator {estimator} has no critic",
             "remove it, or use advantage.estimator: gae (preset ppo)",
+        )
+
+
+@rule(
+    cel=[
+        Cel(
+            SPEC,
+            f"{_CRITIC_OF_MODEL} || self.trainer.backend == '{WITH_CRITIC_MODEL}'",
+            f"is read by trainer.backend: {WITH_CRITIC_MODEL} alone; use that, or remove it",
+            ".algorithm.critic.model",
+        ),
+        Cel(
+            SPEC,
+            f"{_CRITIC_OF_MODEL} || !has(self.model.lora)",
+            "with model.lora actor and critic are adapters to one model; remove it, or model.lora",
+            ".algorithm.critic.model",
+        ),
+    ]
+)
+def critics_of_another_model_are_trained_whole(job: Job) -> Iterator[Violation]:
+    """An adapter belongs to one base, which checkpoints name; another backend might train a copy of the policy as if
+    nothing had been said."""
+    critic, path = job.spec.algorithm.critic, "spec.algorithm.critic.model"
+    if critic is None or critic.model is None:
+        return
+    backend = job.spec.trainer.backend
+    if backend != WITH_CRITIC_MODEL:
+        yield Violation(
+            path,
+            f"is not read by trainer.backend: {backend}",
+            f"use trainer.backend: {WITH_CRITIC_MODEL}, or remove it",
+        )
+    if job.spec.model.lora is not None:
+        yield Violation(
+            path, "with model.lora actor and critic are adapters to one model", "remove it, or spec.model.lora"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rljob_api.rules.cel import FUNCTION, MODEL, ROOT, SPEC, TRAIN, VALIDATION, Cel, one_of, text
+from rljob_api.rules.cel import ALGORITHM, FUNCTION, MODEL, ROOT, SPEC, TRAIN, VALIDATION, Cel, one_of, text
 from rljob_api.rules.registry import Job, rule
 from rljob_api.spec.job import MAX_NAME
 from rljob_api.violations import Violation
@@ -115,6 +115,7 @@ def locations_have_known_schemes(job: Job) -> Iterator[Violation]:
             *PLACES_OF_STATE,
             *((at, "source") for at in (MODEL, TRAIN, (*TRAIN, "parts", "[]"), VALIDATION, (*FUNCTION, "rewardModel"))),
             (("spec", "judge", "model"), "source"),
+            ((*ALGORITHM, "critic", "model"), "source"),
         )
     ]
 )
@@ -125,6 +126,7 @@ def volume_locations_name_a_claim(job: Job) -> Iterator[Violation]:
         ("spec.checkpoint.uri", spec.checkpoint.uri),
         ("spec.restore.from", spec.restore.from_ if spec.restore else None),
         ("spec.judge.model.source", spec.judge.model.source if spec.judge else None),
+        ("spec.algorithm.critic.model.source", _critic_source(job)),
     ]
     places += [(f"{path}.source", part.source) for path, part in job.train_parts]
     places += [(f"spec.data.validation[{i}].source", part.source) for i, part in enumerate(spec.data.validation)]
@@ -140,6 +142,11 @@ def volume_locations_name_a_claim(job: Job) -> Iterator[Violation]:
                 yield Violation(path, f'"{claim}" is not the name of a PersistentVolumeClaim', "write pvc://claim/path")
             elif ".." in location.split("/"):
                 yield Violation(path, "leaves its volume", "write the path without ..")
+
+
+def _critic_source(job: Job) -> str | None:
+    critic = job.spec.algorithm.critic
+    return critic.model.source if critic is not None and critic.model is not None else None
 
 
 @rule(

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.methods import Estimator, PolicyLossType
-from rljob_api.spec.base import Fallback, Listed, SpecModel
+from rljob_api.spec.base import Fallback, Listed, Location, ShortText, SpecModel
 
 Preset = Literal[
     "ppo",
@@ -176,9 +176,20 @@ class Kl(SpecModel):
     in_reward: KlInReward | None = Field(default=None, description="KL term in the reward.")
 
 
-class CriticSpec(SpecModel):
-    """The value model (estimator gae only). It starts as a copy of the model with a value head."""
+class CriticModel(SpecModel):
+    """A decoder with the policy's tokens, of any size. A reward model (a sequence classification with one label) keeps
+    its head; another one's begins at zero."""
 
+    source: Location = Field(description="Path, hub id or pvc://claim/path.")
+    revision: ShortText | None = Field(default=None, description="Branch, tag or commit of a hub id.")
+
+
+class CriticSpec(SpecModel):
+    """The value model (estimator gae only)."""
+
+    model: CriticModel | None = Field(
+        default=None, description="What it starts from. Default: a copy of spec.model, with a head that begins at zero."
+    )
     learning_rate: Annotated[float | None, Fallback(1e-5)] = Field(
         default=None, gt=0, le=1, description="Peak learning rate."
     )

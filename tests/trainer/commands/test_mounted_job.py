@@ -97,6 +97,14 @@ def test_a_judge_in_a_claim_becomes_a_path_and_its_template_stays(mounted: Path)
     assert function.judge.template == "pvc://a/{response}"
 
 
+def test_what_a_critic_starts_from_in_a_claim_becomes_a_path(mounted: Path) -> None:
+    storage = mounted.parent / "mnt"
+    critic = {"model": {"source": "pvc://models/scores"}}
+    write(mounted.parent, generation=3, algorithm={"preset": "ppo", "critic": critic})
+    with pytest.raises(JobInvalid, match=r"critic\.model\.source: there is no folder .*/mnt/models/scores"):
+        mounted_job(mounted, 3, storage)
+
+
 def test_another_job_s_checkpoint_is_taken_once(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "x")
     storage = mounted.parent / "mnt"

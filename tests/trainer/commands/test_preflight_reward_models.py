@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from rljob_api import Readable, Violation, load_jobs
 from rljob_trainer.preflight import preflight
@@ -93,3 +96,49 @@ def test_the_chat_template_of_a_judge_compiles(edited: Callable[[str, str], Path
     found = preflight(Readable(job), base=file.parent, code=[file.parent])
     assert [violation.path for violation in found] == ["spec.judge.model.chatTemplate"]
     assert "is no Jinja template" in str(found[0])
+
+
+@pytest.mark.parametrize(
+    ("source", "config", "problem"),
+    [
+        ("model", {}, None),
+        ("org/critic", {}, None),
+        ("pvc://claim/critic", {}, None),
+        ("./absent", {}, "there is no folder"),
+        ("http://host/critic", {}, "is no place of a model"),
+        ("critic", {}, None),
+        ("critic", {"architectures": ["LlamaForTokenClassification"]}, "is a LlamaForTokenClassification"),
+        ("critic", {"architectures": ["LlamaForSequenceClassification"]}, "gives 2 numbers for a text"),
+        ("critic", ONE_LABEL, "head score.weight [1, 128] is missing"),
+        ("critic", {"max_position_embeddings": 255}, "its context is 255 tokens"),
+        ("critic", {"vocab_size": 17}, "speaks of [17, 128]"),
+        ("critic", {"model_type": "granite"}, "the learner knows the model types"),
+    ],
+)
+def test_what_a_critic_starts_from(
+    edited: Callable[[str, str], Path], folder: Path, source: str, config: dict[str, Any], problem: str | None
+) -> None:
+    shutil.copytree(folder / "model", folder / "critic")
+    told = json.loads((folder / "critic" / "config.json").read_text())
+    (folder / "critic" / "config.json").write_text(json.dumps(told | config))
+    file = edited("{preset: grpo}", f"{{preset: ppo, critic: {{model: {{source: {source!r}}}}}}}")
+    (job,) = load_jobs(file)
+    found = preflight(Readable(job), base=file.parent, code=[file.parent])
+    assert [violation.path for violation in found] == (
+        [] if problem is None else ["spec.algorithm.critic.model.source"]
+    )
+    assert problem is None or problem in str(found[0])
+    assert all(violation.remedy for violation in found)
+
+
+def test_a_critic_with_fewer_rows_than_the_policy(edited: Callable[[str, str], Path], folder: Path) -> None:
+    shutil.copytree(folder / "model", folder / "critic")
+    stored = load_file(folder / "model" / "model.safetensors")
+    stored["model.embed_tokens.weight"] = np.zeros((18, 128), np.float32)
+    save_file(stored, folder / "model" / "model.safetensors")
+    told = json.loads((folder / "model" / "config.json").read_text())
+    (folder / "model" / "config.json").write_text(json.dumps(told | {"vocab_size": 18}))
+    file = edited("{preset: grpo}", "{preset: ppo, critic: {model: {source: critic}}}")
+    (job,) = load_jobs(file)
+    (violation,) = preflight(Readable(job), base=file.parent, code=[file.parent])
+    assert "its embedding has 16 rows, and the policy's has 18" in str(violation)

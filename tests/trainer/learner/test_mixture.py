@@ -227,7 +227,7 @@ def test_a_token_counts_the_experts_that_it_is_sent_to(folder: Path) -> None:
     expert = 3 * config["moe_intermediate_size"] * config["hidden_size"]
     every = sum(parameter.numel() for parameter in mixture(VOCABULARY).parameters())
     embedding = VOCABULARY * config["hidden_size"]
-    assert facts.parameters == every - embedding - 2 * (EXPERTS - CHOSEN) * expert
+    assert facts.actor.parameters == every - embedding - 2 * (EXPERTS - CHOSEN) * expert
 
 
 def test_the_passes_of_an_update_that_was_given_up_count_nowhere(

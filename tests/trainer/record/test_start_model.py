@@ -14,6 +14,7 @@ from rljob_api.spec.model import Model
 from rljob_trainer.checkpoints.checkpoint import Checkpoint
 from rljob_trainer.checkpoints.folder import FolderCheckpoints
 from rljob_trainer.errors import CheckpointError, exit_code_of
+from rljob_trainer.models.fixed import FixedModel, fixed_model
 from rljob_trainer.record.start_model import STATE, Description, check_same, describe
 
 CONFIG = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "transformers_version": "5.0.0"}
@@ -84,3 +85,35 @@ async def test_a_copy_elsewhere_written_by_another_version_is_the_same_model(tmp
     checkpoint = await saved(tmp_path, folder(tmp_path / "then"))
     check_same(checkpoint, folder(tmp_path / "now", transformers_version="5.9.0", dtype="float32"), own=True)
     check_same(await saved(tmp_path, random()), random(), own=True)
+
+
+def critic(place: Path, weight: float = 0.0, **fields: Any) -> FixedModel:
+    folder(place, **fields)
+    save_file({"w": torch.full((600_000,), weight)}, place / "model.safetensors")
+    return fixed_model("spec.algorithm.critic.model.source", str(place), None, Path())
+
+
+def with_critic(of: FixedModel | None) -> Description:
+    given = {"hiddenSize": 64, "heads": 2, "tokenizer": {"characters": "0123456789"}}
+    return describe(Model.model_validate({"random": given}), Path("not read"), of)
+
+
+async def test_a_critic_that_starts_from_another_model_is_refused(tmp_path: Path) -> None:
+    begun = critic(tmp_path / "begun")
+    checkpoint = await saved(tmp_path, with_critic(begun))
+    check_same(checkpoint, with_critic(begun), own=True)
+    tuned = critic(tmp_path / "tuned", weight=1.0)
+    with pytest.raises(
+        CheckpointError, match=rf"critic\.model, version was '{begun.version}' and is '{tuned.version}' now"
+    ):
+        check_same(checkpoint, with_critic(tuned), own=True)
+    check_same(checkpoint, with_critic(tuned), own=False)
+    other = critic(tmp_path / "other", num_attention_heads=4)
+    for own in (True, False):
+        with pytest.raises(CheckpointError, match=r"critic\.model, config\.json: num_attention_heads was 2 and is 4"):
+            check_same(checkpoint, with_critic(other), own=own)
+        with pytest.raises(CheckpointError, match=r"critic\.model was 'a model of its own' and is 'the policy' now"):
+            check_same(checkpoint, with_critic(None), own=own)
+    plain = await saved(tmp_path / "plain", with_critic(None))
+    with pytest.raises(CheckpointError, match=r"critic\.model was 'the policy' and is 'a model of its own' now"):
+        check_same(plain, with_critic(begun), own=True)

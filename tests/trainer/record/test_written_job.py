@@ -84,3 +84,16 @@ def test_the_model_of_a_judge_is_found_from_anywhere(tmp_path: Path) -> None:
     (written,) = load_jobs(output / "job.yaml")
     assert written.spec.judge is not None
     assert written.spec.judge.model.source == str(base / "judges")
+
+
+def test_the_model_of_a_critic_is_found_from_anywhere(tmp_path: Path) -> None:
+    base, output = tmp_path / "base", tmp_path / "output"
+    for folder in (base / "scores", output):
+        folder.mkdir(parents=True)
+    algorithm = "algorithm: {preset: ppo, critic: {model: {source: scores}}}"
+    (job,) = load_jobs(JOB.replace("algorithm: {preset: grpo}", algorithm).replace("SOURCE", "org/model"))
+    write_job(output / "job.yaml", resolve(job), base)
+    (written,) = load_jobs(output / "job.yaml")
+    assert written.spec.algorithm.critic is not None
+    assert written.spec.algorithm.critic.model is not None
+    assert written.spec.algorithm.critic.model.source == str(base / "scores")

@@ -300,11 +300,19 @@ def test_flops_count_matrix_products_and_causal_attention() -> None:
 
 def test_utilisation_is_a_share_of_the_peak_and_absent_on_cpus() -> None:
     got = utilisation_metrics(
-        forward=1e12, peak_flops=1e12, devices=2, epochs=2, actor_update_seconds=6.0, inference_seconds=1.0
+        forward=1e12,
+        critic_forward=2e12,
+        peak_flops=1e12,
+        devices=2,
+        epochs=2,
+        actor_update_seconds=6.0,
+        critic_update_seconds=8.0,
+        inference_seconds=1.0,
     )
     assert got == pytest.approx(
         {
             "throughput/model_flops_utilisation/actor": 0.5,
+            "throughput/model_flops_utilisation/critic": 0.75,
             "throughput/model_flops_utilisation/actor_inference": 0.5,
         }
     )

@@ -48,9 +48,10 @@ def mounted_job(file: Path, generation: int, storage: Path, *, patience: float =
     for section in _LOCATIONS:
         if section in document.get("spec", {}):
             document["spec"][section] = _placed(document["spec"][section], storage)
-    judge = document.get("spec", {}).get("judge", {})
-    if "source" in judge.get("model", {}):
-        judge["model"]["source"] = cluster.pod_path(judge["model"]["source"], str(storage))
+    spec = document.get("spec", {})
+    for owner in (spec.get("judge", {}), spec.get("algorithm", {}).get("critic", {})):
+        if "source" in owner.get("model", {}):
+            owner["model"]["source"] = cluster.pod_path(owner["model"]["source"], str(storage))
     # Patterns and templates of other functions are texts.
     for function in document.get("spec", {}).get("reward", {}).get("functions", ()):
         if "rewardModel" in function:

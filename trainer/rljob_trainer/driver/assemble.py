@@ -16,6 +16,7 @@ from rljob_trainer.control.mismatch_limits import MismatchWatch
 from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.chat import ChatTemplate, response_decoder
 from rljob_trainer.driver.closing import closing
+from rljob_trainer.driver.critics import critic_of
 from rljob_trainer.driver.engines import Engines, PoolTold
 from rljob_trainer.driver.judges import judge_count, judges_of
 from rljob_trainer.driver.parts import Parts
@@ -32,6 +33,7 @@ from rljob_trainer.episodes.requests import SamplingSettings
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.models.building import check_builds
+from rljob_trainer.models.fixed import FixedModel
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.models.materialise import materialise
 from rljob_trainer.models.tokenizer import check_embedded, load_tokenizer
@@ -71,7 +73,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a job reads: model, tokenizer, prompts. Nothing has been started when these are there."""
+    """What a job reads: models, tokenizer, prompts. Nothing has been started when these are there."""
 
     model: ModelFolder
     tokenizer: PreTrainedTokenizerBase
@@ -81,6 +83,8 @@ class Inputs:
     chat: ChatTemplate
     now: datetime | None = None
     """The date in prompts and questions that have one (None: the present)."""
+    critic: FixedModel | None = None
+    """What the critic starts from; None: the policy, or there is none."""
 
 
 def read_inputs(job: ResolvedJob, base: Path, model_folder: Path, now: datetime | None = None) -> Inputs:
@@ -103,11 +107,12 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path, now: datetime 
     check_builds(model.path, trust_remote_code=spec.model.trust_remote_code)
     tokenizer = load_tokenizer(model.path, trust_remote_code=spec.model.trust_remote_code)
     check_embedded(tokenizer, model.vocabulary_size, f"spec.model: the tokenizer in {model.path}")
+    critic = critic_of(spec, base, vocabulary=model.vocabulary_size, tokenizer=tokenizer)
     feed = training_feed(spec.data, tokenizer, base=base, epochs=spec.stop.epochs, now=now)
     validation = validation_sets(spec.data, tokenizer, base=base, now=now)
     check_values(model.path)
     chat = ChatTemplate(tokenizer, model.eos_token_ids, now)
-    return Inputs(model, tokenizer, feed, validation, response_decoder(tokenizer), chat, now)
+    return Inputs(model, tokenizer, feed, validation, response_decoder(tokenizer), chat, now, critic)
 
 
 async def assemble(
@@ -167,6 +172,7 @@ async def assemble(
     learner, engines = await start_learner_and_engines(
         job,
         inputs.model,
+        critic_model=inputs.critic,
         base=base,
         holds=lambda: held.versions,
         shelf=shelf,

@@ -306,7 +306,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     await asyncio.to_thread(write_job, output.path / run_folder.JOB, job, options.base)
     now = await asyncio.to_thread(date_of_prompts, start.checkpoint)
     inputs = await asyncio.to_thread(read_inputs, job, options.base, output.model, now)
-    model = await asyncio.to_thread(start_model.describe, spec.model, inputs.model.path)
+    model = await asyncio.to_thread(start_model.describe, spec.model, inputs.model.path, inputs.critic)
     if start.checkpoint is not None:
         await asyncio.to_thread(start_model.check_same, start.checkpoint, model, own=start.own)
     inputs = replace(inputs, model=await _seen_by_all(inputs.model, held))

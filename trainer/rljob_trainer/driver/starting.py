@@ -22,6 +22,7 @@ from rljob_trainer.driver.together import together
 from rljob_trainer.learner import starting
 from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.models.fixed import FixedModel
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.pools.size import engine_count
 from rljob_trainer.publish.publication import Holds
@@ -37,6 +38,7 @@ async def start_learner_and_engines(
     job: ResolvedJob,
     model: ModelFolder,
     *,
+    critic_model: FixedModel | None = None,
     base: Path,
     holds: Holds,
     shelf: Shelf,
@@ -47,7 +49,8 @@ async def start_learner_and_engines(
     report: Callable[[str], None],
 ) -> tuple[RankedLearner, Engines]:
     """Both at once where they have devices of their own, which loading a large model keeps busy for minutes; colocated
-    engines come after the learner, which makes room for them. ``base``: where the user's modules are looked for. What
+    engines come after the learner, which makes room for them. ``base``: where the user's modules are looked for;
+    ``critic_model``: what the critic starts from, if not the policy. What
     was started is closed with ``stack``."""
     spec = job.spec
     begun = time.monotonic()
@@ -58,7 +61,12 @@ async def start_learner_and_engines(
         options = learner_options(spec, by_role)
         lanes = learner_lanes(spec, None if by_role else len(os.sched_getaffinity(0)))
         settings = LearnerSettings.from_job(
-            job, model.path, lanes=lanes, model_address=model.address, code_paths=[str(base)]
+            job,
+            model.path,
+            lanes=lanes,
+            model_address=model.address,
+            code_paths=[str(base)],
+            critic_model=critic_model,
         )
         with waits.wait("driver", f"{spec.trainer.ranks} learner ranks to start", options.start_seconds):
             learner = await starting.start_learner(settings, options)

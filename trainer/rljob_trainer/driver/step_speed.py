@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil  # type: ignore[import-untyped]
 
 from rljob_trainer.episodes.episode import Group
-from rljob_trainer.learner.protocol import LearnerFacts
+from rljob_trainer.learner.protocol import LearnerFacts, NetworkSize
 from rljob_trainer.telemetry.catalogue import NESTED_STAGES
 from rljob_trainer.telemetry.speed import (
     ModelSize,
@@ -63,7 +63,8 @@ class StepSpeed:
         if facts is None or peak is None:
             return {}
         return utilisation_metrics(
-            forward=forward_flops(ModelSize(facts.parameters, facts.layers, facts.width), lengths),
+            forward=_forward(facts.actor, lengths),
+            critic_forward=0.0 if facts.critic is None else _forward(facts.critic, lengths),
             peak_flops=peak,
             devices=self.trainer_devices,
             epochs=self.epochs,
@@ -71,6 +72,10 @@ class StepSpeed:
             critic_update_seconds=lap.get("update_critic", 0.0),
             inference_seconds=lap.get("old_log_probs", 0.0),
         )
+
+
+def _forward(size: NetworkSize, lengths: Sequence[int]) -> float:
+    return forward_flops(ModelSize(size.parameters, size.layers, size.width), lengths)
 
 
 def sequence_lengths(group: Group) -> list[int]:

@@ -33,9 +33,11 @@ def skeleton() -> AbstractContextManager[None]:
 class FolderWeights:
     """The tensors of a Hugging Face folder, by the names that transformers has for a model's parameters."""
 
-    def __init__(self, folder: Path) -> None:
-        """Reads the headers of the folder's files. Raises ``JobFileError`` when it has none."""
+    def __init__(self, folder: Path, field: str = "spec.model") -> None:
+        """Reads the headers of the folder's files. ``field``: of the job file, for messages. Raises ``JobFileError``
+        when it has none."""
         self._folder = folder
+        self._field = field
         self._files: dict[str, Any] = {}
         for file in weight_files(folder):
             opened: Any = safe_open(file, framework="pt")
@@ -57,30 +59,33 @@ class FolderWeights:
                     filled[parameter] = nn.Parameter(values, requires_grad=parameter.requires_grad)
                 owner._parameters[own_name] = filled[parameter]
 
-    def _values(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        parts = list(pieces(name, shape))
-        if not parts:
-            return self._tensor(name, shape)
-        whole: torch.Tensor | None = None
-        for part in parts:
-            matrix = self._tensor(part.name, _shape_of(part, shape))
-            whole = matrix.new_empty(shape) if whole is None else whole
-            whole[part.expert, part.rows] = matrix
-        assert whole is not None
-        return whole
-
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor of the files by the name that it has there. Raises ``JobFileError`` for a missing one, and for one
+        of another shape."""
         if name not in self._files:
             raise JobFileError(
-                f"spec.model: {self._folder} lacks the tensor {name}, which would begin at random; copy the model again"
+                f"{self._field}: {self._folder} lacks the tensor {name}, which would begin at random; copy the model "
+                "again"
             )
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise JobFileError(
-                f"spec.model: in {self._folder} the tensor {name} has the shape {list(tensor.shape)} instead of "
+                f"{self._field}: in {self._folder} the tensor {name} has the shape {list(tensor.shape)} instead of "
                 f"{list(shape)}; copy the model again"
             )
         return tensor
+
+    def _values(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        parts = list(pieces(name, shape))
+        if not parts:
+            return self.tensor(name, shape)
+        whole: torch.Tensor | None = None
+        for part in parts:
+            matrix = self.tensor(part.name, _shape_of(part, shape))
+            whole = matrix.new_empty(shape) if whole is None else whole
+            whole[part.expert, part.rows] = matrix
+        assert whole is not None
+        return whole
 
 
 def _shape_of(piece: StackedMatrix, stack: tuple[int, ...]) -> tuple[int, ...]:

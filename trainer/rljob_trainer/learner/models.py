@@ -8,7 +8,7 @@ outside, by a backend.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -26,18 +26,21 @@ from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
 from rljob_trainer.learner.context import Context, Whole
 from rljob_trainer.learner.last_layer import compute_outputs_only
-from rljob_trainer.learner.loading import skeleton
+from rljob_trainer.learner.loading import FolderWeights, skeleton
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.moves import upload
 from rljob_trainer.learner.packing import Row
-from rljob_trainer.learner.protocol import LearnerFacts
+from rljob_trainer.learner.protocol import NetworkSize
 from rljob_trainer.learner.routing_replay import replay_routing
 from rljob_trainer.learner.tensor import TensorRanks
 from rljob_trainer.learner.vocabulary import VocabularyPart
 from rljob_trainer.models.config import FAMILIES, read_json, soft_caps, unsupported_by_learner
+from rljob_trainer.models.critic_start import HEAD, has_head
 from rljob_trainer.models.soft_capping import soft_capped
 
 Module = TypeVar("Module", bound=nn.Module)
+_OUTPUT_MATRIX = frozenset({"lm_head.weight"})
+"""Of no use to a critic, and sequence classifications have none."""
 
 
 @dataclass(slots=True)
@@ -230,18 +233,20 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """The policy's network with a value for each position instead of a distribution. The head begins at zero."""
+    """A decoder with a value for each position instead of a distribution. The head begins at zero."""
 
     predicts = True
 
     def __init__(self, language_model: PreTrainedModel) -> None:
         super().__init__()
-        self.backbone = language_model.base_model
+        self.backbone: Any = language_model.base_model
+        self.config: Any = language_model.config
         self._no_split = set(language_model._no_split_modules or ())
         self.head = nn.Linear(language_model.config.hidden_size, 1, dtype=language_model.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.outputs_only = compute_outputs_only(self.layers)
+        self.soft_capped = soft_caps(language_model.config.to_dict()).scores is not None
 
     def forward(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor | None]:
         """V before each response token ``[tokens]``, and V after the last token ``[S]`` if the row keeps it."""
@@ -279,28 +284,43 @@ def load_policy(
     return Policy(_load(folder, dtype, trust_remote_code, empty), chunk, tensor)
 
 
-def facts_of(model: PreTrainedModel, device: torch.device) -> LearnerFacts:
-    """The size of a whole model, as published, and the device that it works on."""
-    config = model.config
+def size_of(module: Policy | Critic) -> NetworkSize:
+    """The size of a whole model, before it is cut up. What is looked up and not multiplied with does not count."""
+    if isinstance(module, Critic):
+        return _size(module, module.config, without=module.backbone.get_input_embeddings().weight.numel())
+    model = module.language_model
     embedding: Any = model.get_input_embeddings().weight
     shared = embedding is model.get_output_embeddings().weight
+    return _size(model, model.config, without=0 if shared else embedding.numel())
+
+
+def _size(model: nn.Module, config: Any, *, without: int) -> NetworkSize:
+    """``without`` so many parameters."""
     every = sum(parameter.numel() for parameter in model.parameters())
     if experts := getattr(config, "num_experts", 0):
         stacks = sum(parameter.numel() for name, parameter in model.named_parameters() if ".experts." in name)
         every -= stacks * (experts - config.num_experts_per_tok) // experts
     heads = config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return LearnerFacts(
-        parameters=every - (0 if shared else embedding.numel()),
-        layers=config.num_hidden_layers,
-        width=heads * head,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-    )
+    return NetworkSize(every - without, config.num_hidden_layers, heads * head)
 
 
-def load_critic(folder: Path, *, dtype: torch.dtype, trust_remote_code: bool = False, empty: bool = False) -> Critic:
-    """A value model that starts from the same folder."""
-    return Critic(_load(folder, dtype, trust_remote_code, empty))
+def load_critic(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    trust_remote_code: bool = False,
+    empty: bool = False,
+    field: str = "spec.model",
+) -> Critic:
+    """A value model that starts from a folder, which ``field`` of the job file names. A sequence classification's head
+    is kept; another model's begins at zero."""
+    critic = Critic(_load(folder, dtype, trust_remote_code, empty, field, _OUTPUT_MATRIX))
+    if has_head(folder):
+        weight = critic.head.weight
+        with torch.no_grad():
+            weight.copy_(FolderWeights(folder, field).tensor(HEAD, tuple(weight.shape)))
+    return critic
 
 
 def names_in_files(module: Policy | Critic) -> dict[nn.Parameter, str]:
@@ -363,9 +383,17 @@ def _layers(model: nn.Module, names: set[str]) -> list[nn.Module]:
     return [m for m in model.modules() if any(cls.__name__ in names for cls in type(m).__mro__)]
 
 
-def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool, empty: bool = False) -> PreTrainedModel:
+def _load(
+    folder: Path,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    empty: bool = False,
+    field: str = "spec.model",
+    unread: Set[str] = frozenset(),
+) -> PreTrainedModel:
+    """``unread``: tensors that a folder may lack, since nobody reads them."""
     if (problem := unsupported_by_learner(read_json(folder / "config.json"))) is not None:
-        raise JobFileError(f"spec.model: the learner {problem}, as {folder} says; train another model")
+        raise JobFileError(f"{field}: the learner {problem}, as {folder} says; train another model")
     # Loading reports go to the driver's log by way of errors only; progress bars of many ranks would garble it.
     transformers_logging.disable_progress_bar()
     load: Any = AutoModelForCausalLM.from_pretrained  # its types know nothing of output_loading_info
@@ -379,25 +407,24 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool, empty: bool
             missing: list[str] = []
         else:
             loaded, told = load(folder, output_loading_info=True, **how)
-            missing = sorted(told["missing_keys"])
+            missing = sorted(set(told["missing_keys"]) - unread)
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except ImportError as error:
         raise JobFileError(
-            f"spec.model: the model in {folder} cannot be loaded here, since a package is missing ({error}); install "
+            f"{field}: the model in {folder} cannot be loaded here, since a package is missing ({error}); install "
             "it, or use another model"
         ) from error
     except Exception as error:  # transformers' many classes raise what they like
         raise JobFileError(
-            f"spec.model: the model in {folder} cannot be loaded ({type(error).__name__}: {error}); copy it again, or "
+            f"{field}: the model in {folder} cannot be loaded ({type(error).__name__}: {error}); copy it again, or "
             "use another one"
         ) from error
     model: PreTrainedModel = loaded
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise JobFileError(
-            f"spec.model: {folder} lacks the tensor {missing[0]}{more}, "
-            "which would begin at random; copy the model again"
+            f"{field}: {folder} lacks the tensor {missing[0]}{more}, which would begin at random; copy the model again"
         )
     config = model.config.get_text_config()
     head = model.get_output_embeddings()

@@ -160,8 +160,8 @@ class UpdateResult:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerFacts:
-    """What the speed of a learner is measured by: its actor's size and its device."""
+class NetworkSize:
+    """What the speed of a model is measured by."""
 
     parameters: int
     """Used for every token: without the input embedding (an embedding shared with the output counts once), and of a
@@ -169,6 +169,15 @@ class LearnerFacts:
     layers: int
     width: int
     """Heads times head dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerFacts:
+    """What the speed of a learner is measured by: the sizes of what it trains, and its device."""
+
+    actor: NetworkSize
+    critic: NetworkSize | None
+    """None: there is none."""
     device: str
     """As its driver calls it; ``cpu`` on CPUs."""
 

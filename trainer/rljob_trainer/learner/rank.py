@@ -80,7 +80,7 @@ class SpreadModels:
     rules: RowRules
     device: torch.device
     facts: LearnerFacts
-    """Of the whole actor."""
+    """Of whole models."""
     passes: Passes
     live_model: PreTrainedModel | None
     """The actor, if this rank has all of it as transformers made it."""
@@ -130,7 +130,7 @@ class LearnerRank:
             )
         self._anchor = Anchor(self._policy, self._layout)
         self._loads = ExpertLoads(self._policy, self._policy.experts)
-        # All models are of one family.
+        # Actor and reference are one network.
         self._place = Place(
             self.device,
             self._dtype,
@@ -140,6 +140,10 @@ class LearnerRank:
             length_multiple=models.rules.length_multiple,
             context=models.context,
         )
+        self._critic_place = self._place
+        if models.critic is not None:
+            critic = models.critic
+            self._critic_place = replace(self._place, outputs_only=critic.outputs_only, soft_capped=critic.soft_capped)
         # What is drawn from here on (nothing does today) differs between ranks.
         torch.manual_seed(settings.seed * 65537 + rank)
         parts: dict[str, Callable[[torch.device], object]] = {}
@@ -153,7 +157,7 @@ class LearnerRank:
         self._residence = Residence(self.device, parts, idle_in_host=settings.offload)
 
     def facts(self) -> LearnerFacts:
-        """The actor's size as published (not this rank's part of it) and the device."""
+        """The models' sizes as published (not this rank's part of them) and the device."""
         return self._facts
 
     # --- scoring ------------------------------------------------------------------------------------------------------
@@ -169,24 +173,31 @@ class LearnerRank:
         if request.values and self.critic is None:
             raise ValueError("values were asked for, but the job has no critic (algorithm.advantage.estimator)")
         own, temperature = request.of_policy, request.temperature
-        rows = [
-            self._place.row(share, indices, final=request.values)[1]
-            for mini_batch in share.micro_batches
-            for indices in mini_batch
-        ]
+        rows = self._rows(share, self._place, final=request.values)
+        critic_rows = rows
+        if request.values and self._critic_place != self._place:  # whose layers need other rows
+            critic_rows = self._rows(share, self._critic_place, final=True)
         weights = self.anchored() if request.anchored else nullcontext()
         with self._residence.working("actor", *["reference"] * compares, *["critic"] * request.values), weights:
             against = self._compared() if request.vocabulary_kl else None
             plain_reference = request.reference and not request.vocabulary_kl
-            work: list[Callable[[PackedRow], Streams]] = [
-                *[partial(self._score_policy, temperature=temperature, wanted=own, against=against)] * bool(own),
-                *[partial(self._score_reference, temperature=temperature)] * plain_reference,
-                *[self._score_values] * request.values,
+            work: list[tuple[Callable[[PackedRow], Streams], list[PackedRow]]] = [
+                *[(partial(self._score_policy, temperature=temperature, wanted=own, against=against), rows)]
+                * bool(own),
+                *[(partial(self._score_reference, temperature=temperature), rows)] * plain_reference,
+                *[(self._score_values, critic_rows)] * request.values,
             ]
-            parts = self._passes.run([partial(self._score_row, score, row) for row in rows for score in work])
+            parts = self._passes.run(
+                [partial(self._score_row, score, given[number]) for number in range(len(rows)) for score, given in work]
+            )
         names = dict.fromkeys(name for part in parts for name in part)
         streams = {name: torch.cat([part[name] for part in parts if name in part]).cpu().numpy() for name in names}
         return RankScores(streams, self._meter.read())
+
+    def _rows(self, share: Share, place: Place, *, final: bool) -> list[PackedRow]:
+        """The rows of a share's micro-batches, in their order."""
+        micro_batches = [indices for mini_batch in share.micro_batches for indices in mini_batch]
+        return [place.row(share, indices, final=final)[1] for indices in micro_batches]
 
     def _compared(self) -> Reference:
         """The reference for the exact KL. A collective call."""
@@ -352,7 +363,7 @@ class LearnerRank:
     def _pass(self, trained: Trained, share: Share, number: int, loss: LossSettings) -> ActorGradient | CriticGradient:
         """What is done with each micro-batch of a mini-batch."""
         if trained is self.critic:
-            return CriticGradient(share, number, loss, self._place)
+            return CriticGradient(share, number, loss, self._critic_place)
         # Drawn anew for every optimizer step, equal on all ranks, the same after a resume.
         step = trained.pull * 65_537 + number
         seed = ((self.settings.seed * 1_000_003 + trained.updates) * 1_000_003 + step) % (1 << 63)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from rljob_trainer.models.fixed import FixedModel
+
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
     from rljob_api.spec.lora import Lora
@@ -86,6 +88,8 @@ class LearnerSettings:
     actor: OptimizerSettings = OptimizerSettings()
     critic: OptimizerSettings | None = None
     """None: no critic."""
+    critic_model: FixedModel | None = None
+    """What the critic starts from; None: the policy's folder, with a head of zeros."""
     reference: bool = False
     """Whether a frozen copy of the initial model is kept; with ``lora`` it is the model without its adapter."""
     lora: LoraSettings | None = None
@@ -130,9 +134,11 @@ class LearnerSettings:
         lanes: Literal[1, 2] = 2,
         model_address: str | None = None,
         code_paths: Sequence[str] = (),
+        critic_model: FixedModel | None = None,
     ) -> LearnerSettings:
         """``model_path`` is the local Hugging Face folder of the job's model; where it is missing on a node it is taken
-        from ``model_address``. ``code_paths``: folders with the user's modules.
+        from ``model_address``. ``code_paths``: folders with the user's modules. ``critic_model``: the job's
+        ``algorithm.critic.model``.
 
         ``total_updates`` is for jobs that end by something else than ``stop.steps``.
         """
@@ -153,6 +159,7 @@ class LearnerSettings:
             tensor=trainer.parallelism.tensor,
             actor=OptimizerSettings.from_spec(trainer.optimizer),
             critic=None if critic is None else OptimizerSettings.from_spec(trainer.critic_optimizer(critic)),
+            critic_model=critic_model,
             reference=algorithm.needs_reference,
             lora=None if spec.model.lora is None else LoraSettings.from_spec(spec.model.lora),
             micro_batch_tokens=trainer.micro_batch_tokens,

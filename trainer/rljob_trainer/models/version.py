@@ -10,8 +10,18 @@ from rljob_trainer.errors import JobFileError
 
 _BLOCK_BYTES = 1 << 16
 _BLOCKS = 16
-"""Looked at in each file of weights behind its header: two trainings of one network differ nearly everywhere."""
-_READ_WHOLE = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""Looked at in each file of weights behind its header, the first and the last of its numbers among them: two trainings
+of one network differ nearly everywhere."""
+_READ_WHOLE = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
 
 
 def version_of(folder: Path) -> str:
@@ -39,6 +49,7 @@ def _add_weights(digest: hashlib._Hash, path: Path) -> None:
         start = file.read(8)
         header = min(struct.unpack("<Q", start)[0], size) if len(start) == 8 else 0
         digest.update(start + file.read(header))
+        begin = 8 + header
         for block in range(_BLOCKS):
-            file.seek(8 + header + (size - 8 - header) * block // _BLOCKS)
+            file.seek(begin + max(0, size - begin - _BLOCK_BYTES) * block // (_BLOCKS - 1))
             digest.update(file.read(_BLOCK_BYTES))

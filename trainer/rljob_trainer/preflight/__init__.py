@@ -19,7 +19,7 @@ from rljob_trainer.preflight.environment import check_environment
 from rljob_trainer.preflight.lora import check_lora
 from rljob_trainer.preflight.model import check_model, known_tokenizer
 from rljob_trainer.preflight.places import local_path
-from rljob_trainer.preflight.reward_models import check_judge, check_reward_models
+from rljob_trainer.preflight.reward_models import check_critic, check_judge, check_reward_models
 from rljob_trainer.preflight.rewards import check_rewards
 
 
@@ -38,6 +38,7 @@ def preflight(found: Readable, *, base: Path | None = None, code: Sequence[Path]
         *check_rewards(found, [*code, Path.cwd()], columns),
         *check_reward_models(found, base),
         *check_judge(found, base),
+        *check_critic(found, base),
         *check_environment(found, [*code, Path.cwd()]),
         *check_backend(found, [*code, Path.cwd()]),
         *_checkpoint(job, base),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from rljob_api import Readable, Violation
+from rljob_api.spec.pools import TrainerParallelism
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.config import read_json
+from rljob_trainer.models.critic_start import FIELD, check_fits, read_critic
+from rljob_trainer.models.folder import read_shape
 from rljob_trainer.preflight.model import check_chat_template
 from rljob_trainer.preflight.places import as_violation, local_path
 
@@ -18,6 +22,13 @@ def check_reward_models(found: Readable, base: Path) -> Iterator[Violation]:
         if function.reward_model is not None:
             path = f"spec.reward.functions[{index}].rewardModel.source"
             yield from _place(path, function.reward_model.source, base, "a reward model", _folder)
+
+
+def check_critic(found: Readable, base: Path) -> Iterator[Violation]:
+    """What the critic starts from, if that is another model than the policy. ``base`` is where relative paths start."""
+    critic = found.job.spec.algorithm.critic
+    if critic is not None and critic.model is not None:
+        yield from _place(FIELD, critic.model.source, base, "a model", partial(_critic, found, base))
 
 
 def check_judge(found: Readable, base: Path) -> Iterator[Violation]:
@@ -43,6 +54,23 @@ def _place(
         yield from look(path, folder)
     elif source.count("/") > 1 or source.startswith((".", "/", "~", "file://")):
         yield Violation(path, f"there is no folder {folder}", "write a model folder or a hub id (owner/name)")
+
+
+def _critic(found: Readable, base: Path, path: str, folder: Path) -> Iterator[Violation]:
+    spec = found.job.spec
+    ways = spec.trainer.parallelism if found.says("spec.trainer.parallelism") else TrainerParallelism()
+    longest = None
+    if found.says("spec.data.maxPromptTokens") and found.says("spec.rollout.maxResponseTokens"):
+        longest = spec.data.max_prompt_tokens + spec.rollout.max_response_tokens
+    policy = local_path(spec.model.source, base) if spec.model.source and found.says("spec.model.source") else None
+    try:
+        vocabulary = None if policy is None else read_shape(policy / "config.json").vocabulary_size
+    except JobFileError:  # which ``check_model`` says
+        vocabulary = None
+    try:
+        check_fits(read_critic(folder), ways, vocabulary=vocabulary, longest=longest)
+    except JobFileError as error:
+        yield as_violation(error, path)
 
 
 def _language_model(path: str, folder: Path) -> Iterator[Violation]:

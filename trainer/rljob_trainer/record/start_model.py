@@ -17,6 +17,7 @@ from rljob_trainer.models.config import read_json
 
 if TYPE_CHECKING:
     from rljob_api.spec.model import Model
+    from rljob_trainer.models.fixed import FixedModel
 
 STATE = "model"
 """In the driver's part of a checkpoint."""
@@ -27,22 +28,42 @@ _BLOCKS = 16
 _OF_THE_WRITER = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
 """Fields of a configuration that say who wrote it and how, and nothing about the network."""
 
+_CRITIC = "spec.algorithm.critic.model"
+_SECTIONS = {
+    "random": "spec.model.random.",
+    "config": "config.json: ",
+    "weights": "file ",
+    "critic": f"{_CRITIC}, config.json: ",
+    "critic's version": f"{_CRITIC}, ",
+}
+"""Of a description, and how a field of each is shown."""
+_OF_THE_START = ("weights", "critic's version")
+"""Those that say nothing about the network, but which numbers it began with."""
+
 Description = dict[str, dict[str, Any]]
 """Section -> field -> value, as JSON has it."""
 
 
-def describe(spec: Model, folder: Path) -> Description:
+def describe(spec: Model, folder: Path, critic: FixedModel | None = None) -> Description:
     """What identifies the start model, read from the job and from its local ``folder``. Tokenizers are not part of it:
     the data set's own state tells whether prompts are the same.
 
     A random model is what it is drawn from. Any other is its configuration, and its files of weights by their names,
-    sizes and a digest of some blocks of each.
+    sizes and a digest of some blocks of each. Of a ``critic`` that starts from a model of its own that one's
+    configuration and version are part of it.
     """
+    found: Description = {}
+    if critic is not None:
+        found = {"critic": _config(critic.folder()), "critic's version": {"version": critic.version}}
     if spec.random is not None:
         drawn = spec.random.model_dump(mode="json", by_alias=True, exclude={"tokenizer"})
-        return {"random": drawn}
-    config = {name: value for name, value in read_json(folder / "config.json").items() if name not in _OF_THE_WRITER}
-    return {"config": config, "weights": {file.name: _fingerprint(file) for file in folder.glob("*.safetensors")}}
+        return {"random": drawn, **found}
+    weights = {file.name: _fingerprint(file) for file in folder.glob("*.safetensors")}
+    return {"config": _config(folder), "weights": weights, **found}
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return {name: value for name, value in read_json(folder / "config.json").items() if name not in _OF_THE_WRITER}
 
 
 def check_same(checkpoint: Checkpoint, now: Description, *, own: bool) -> None:
@@ -54,16 +75,19 @@ def check_same(checkpoint: Checkpoint, now: Description, *, own: bool) -> None:
     for field, was, found in _differences(then, now, own):
         raise CheckpointError(
             f"checkpoint {checkpoint.place} belongs to another model: {field} was {was!r} and is {found!r} now. Use "
-            "the model that the run began with (spec.model), or another output folder for a run with this one; "
-            "`rljob run --resume never` begins anew with it"
+            "the model that the run began with (spec.model, spec.algorithm.critic.model), or another output folder for "
+            "a run with this one; `rljob run --resume never` begins anew with it"
         )
 
 
 def _differences(then: Description, now: Description, own: bool) -> Iterator[tuple[str, Any, Any]]:
-    if own and then and then.keys() != now.keys():
+    if own and then and ("random" in then) != ("random" in now):
         yield "spec.model", _kind(then), _kind(now)
-    for section, shown in (("random", "spec.model.random."), ("config", "config.json: "), ("weights", "file ")):
-        if section not in then or section not in now or (section == "weights" and not own):
+    if then and ("critic" in then) != ("critic" in now):
+        of_its_own, of_policy = "a model of its own", "the policy"
+        yield (_CRITIC, of_its_own, of_policy) if "critic" in then else (_CRITIC, of_policy, of_its_own)
+    for section, shown in _SECTIONS.items():
+        if section not in then or section not in now or (section in _OF_THE_START and not own):
             continue
         for name, was in then[section].items():
             if section == "random" and name == "seed" and not own:

@@ -52,6 +52,7 @@ def sources_of(spec: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     for function in spec["reward"]["functions"]:
         yield function.get("rewardModel", {}), "source"
     yield spec.get("judge", {}).get("model", {}), "source"
+    yield spec["algorithm"].get("critic", {}).get("model", {}), "source"
 
 
 def _from_anywhere(source: str, base: Path) -> str:

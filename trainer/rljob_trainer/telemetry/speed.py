@@ -71,28 +71,29 @@ def utilisation_metrics(
     forward: float,
     peak_flops: float | None,
     devices: int,
+    critic_forward: float = 0.0,
     epochs: int = 1,
     actor_update_seconds: float = 0.0,
     critic_update_seconds: float = 0.0,
     inference_seconds: float = 0.0,
     inference_passes: int = 1,
 ) -> dict[str, float]:
-    """Model FLOPs utilisation of the trainer's stages, given the FLOPs of one ``forward`` pass over the step's batch.
+    """Model FLOPs utilisation of the trainer's stages, given the FLOPs of one ``forward`` pass of the actor over the
+    step's batch, and of its critic's.
 
-    ``peak_flops`` is that of one device (None on CPUs: nothing is reported). The critic is taken to be of the actor's
-    size. Stages that took no time are left out.
+    ``peak_flops`` is that of one device (None on CPUs: nothing is reported). Stages that took no time are left out.
     """
     if peak_flops is None:
         return {}
     stages = (
-        ("actor", 3 * epochs, actor_update_seconds),
-        ("critic", 3 * epochs, critic_update_seconds),
-        ("actor_inference", inference_passes, inference_seconds),
+        ("actor", 3 * epochs * forward, actor_update_seconds),
+        ("critic", 3 * epochs * critic_forward, critic_update_seconds),
+        ("actor_inference", inference_passes * forward, inference_seconds),
     )
     return {
-        f"throughput/model_flops_utilisation/{name}": forward * passes / (seconds * peak_flops * devices)
-        for name, passes, seconds in stages
-        if seconds > 0
+        f"throughput/model_flops_utilisation/{name}": flops / (seconds * peak_flops * devices)
+        for name, flops, seconds in stages
+        if seconds > 0 and flops > 0
     }
 
 

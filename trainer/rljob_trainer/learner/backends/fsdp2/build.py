@@ -28,14 +28,15 @@ from rljob_trainer.learner.models import (
     Critic,
     Policy,
     checkpoint_activations,
-    facts_of,
     load_critic,
     load_policy,
     names_in_files,
     place,
+    size_of,
 )
 from rljob_trainer.learner.passes import OneByOne
 from rljob_trainer.learner.process import prepare
+from rljob_trainer.learner.protocol import LearnerFacts
 from rljob_trainer.learner.rank import LearnerRank, SpreadModels
 from rljob_trainer.learner.reference import WithoutAdapter
 from rljob_trainer.learner.settings import LearnerSettings, LoraSettings
@@ -67,8 +68,10 @@ def build_rank(
     empty = mesh is not None and settings.lora is None
     files = FolderWeights(settings.model_path) if empty else None
 
-    def spread(module: Policy | Critic, masters: torch.dtype | None) -> None:
-        """Parameters are kept in ``masters``; None: as they are."""
+    def spread(
+        module: Policy | Critic, masters: torch.dtype | None, files: FolderWeights | None, stored: torch.dtype
+    ) -> None:
+        """Parameters are kept in ``masters``; None: as they are. ``stored``: what holds those of ``files`` exactly."""
         names = names_in_files(module)
 
         def fill(part: nn.Module) -> None:
@@ -99,38 +102,44 @@ def build_rank(
             tensor=tensor,
         )
 
+    def read_critic() -> tuple[Critic, FolderWeights | None, torch.dtype]:
+        """What a critic starts from, its files where it is filled later, and the dtype of those."""
+        if (own := settings.critic_model) is None:
+            trusted = settings.trust_remote_code
+            critic = load_critic(settings.model_path, dtype=stored, trust_remote_code=trusted, empty=empty)
+            return critic, files, stored
+        if settings.lora is not None:
+            raise JobFileError(f"{own.field}: with spec.model.lora the critic is an adapter to that model; remove one")
+        folder = own.folder()
+        dtype = torch.float32 if mesh is None else export.stored_dtype(folder)
+        critic = load_critic(folder, dtype=dtype, empty=empty, field=own.field)
+        whose = f"the critic ({own.field})"
+        check_divisible(critic.config.get_text_config(), settings.tensor, settings.context, whose)
+        return critic, FolderWeights(folder, own.field) if empty else None, dtype
+
     stored = torch.float32 if mesh is None else export.stored_dtype(settings.model_path)
     if settings.lora is not None:  # what is not trained needs no more precision than it is computed in
         stored = settings.compute_dtype
     masters = torch.float32 if settings.lora is None else None
     actor = policy(stored)
-    config = actor.language_model.config.get_text_config()
-    heads = config.num_attention_heads
-    if tensor is not None:
-        check_divisible(config, settings.tensor, settings.context)
-    if heads % settings.context:
-        raise JobFileError(
-            f"spec.trainer.parallelism.context: the model's {heads} attention heads cannot be divided among "
-            f"{settings.context} context ranks; use a divisor of {heads}"
-        )
-    facts = facts_of(actor.language_model, device)
+    check_divisible(actor.language_model.config.get_text_config(), settings.tensor, settings.context)
+    actor_size, critic_size = size_of(actor), None
     adapter = None if settings.lora is None else given_adapter(actor, settings, settings.lora)
-    spread(actor, masters)
+    spread(actor, masters, files, stored)
     critic: Critic | None = None
     reference: Policy | WithoutAdapter | None = None
     if settings.critic is not None:
-        critic = load_critic(
-            settings.model_path, dtype=stored, trust_remote_code=settings.trust_remote_code, empty=empty
-        )
+        critic, of_critic, held = read_critic()
+        critic_size = size_of(critic)
         if settings.lora is not None:
             given_adapter(critic, settings, settings.lora)
-        spread(critic, masters)
+        spread(critic, masters, of_critic, held)
     if settings.reference and adapter is not None:
         reference = WithoutAdapter(actor)
     elif settings.reference:
         reference = policy(settings.compute_dtype)
         reference.requires_grad_(False)
-        spread(reference, settings.compute_dtype)
+        spread(reference, settings.compute_dtype, files, stored)
     layout = Layout()
     if mesh is not None and tensor is not None:
         modules = [module for module in (actor, critic, reference) if isinstance(module, nn.Module)]
@@ -148,7 +157,9 @@ def build_rank(
             placement=placement,
             rules=rules,
             device=device,
-            facts=facts,
+            facts=LearnerFacts(
+                actor_size, critic_size, torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+            ),
             passes=TwoLanes() if two_lanes(settings) else OneByOne(),
             live_model=actor.language_model if settings.ranks == 1 and adapter is None else None,
             adapter=adapter,

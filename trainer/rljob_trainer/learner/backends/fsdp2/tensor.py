@@ -60,25 +60,32 @@ def has_part_of_gradient(name: str) -> bool:
     return name.rpartition(".")[0].rpartition(".")[2] in _OF_HEADS
 
 
-def check_divisible(config: Any, tensor: int, context: int) -> None:
+def check_divisible(config: Any, tensor: int, context: int, whose: str = "the model") -> None:
     """Raises ``JobFileError`` for a model whose layers cannot be divided among ``tensor`` ranks, each of which divides
-    its heads once more among ``context``."""
+    its heads once more among ``context``. ``whose`` heads they are, for the message."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if tensor == 1:
+        if heads % context:
+            raise JobFileError(
+                f"spec.trainer.parallelism.context: the {heads} attention heads of {whose} cannot be divided among "
+                f"{context} context ranks; use a divisor of {heads}"
+            )
+        return
     field = "spec.trainer.parallelism.tensor"
     if config.model_type not in TENSOR_FAMILIES:
         raise JobFileError(
-            f"{field}: layers of {config.model_type} are not divided among ranks (but those of "
-            f"{', '.join(TENSOR_FAMILIES)}); use 1, and context or shard instead"
+            f"{field}: {whose} is of the type {config.model_type}, and layers of {config.model_type} are not divided "
+            f"among ranks (but those of {', '.join(TENSOR_FAMILIES)}); use 1, and context or shard instead"
         )
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     if heads % (tensor * context):
         raise JobFileError(
-            f"{field}: the model's {heads} attention heads cannot be divided among tensor x context = "
+            f"{field}: the {heads} attention heads of {whose} cannot be divided among tensor x context = "
             f"{tensor} x {context} ranks; use divisors of {heads}"
         )
     if kv_heads % tensor:
         raise JobFileError(
-            f"{field}: the model's {kv_heads} key heads cannot be divided among {tensor} tensor ranks; use a divisor "
-            f"of {kv_heads}"
+            f"{field}: the {kv_heads} key heads of {whose} cannot be divided among {tensor} tensor ranks; use a "
+            f"divisor of {kv_heads}"
         )
 
 
