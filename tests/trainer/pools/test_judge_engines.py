@@ -451,11 +451,13 @@ async def test_an_engine_that_takes_nothing_does_not_keep_questions_from_others(
     async with stage.opened(2) as engines, asked(engines, cache=False) as pool:
         stage.engines[0].hangs = True
         first = asyncio.create_task(pool.score_responses(responses(2)))
-        await until(lambda: "submit" in stage.engines[0].calls)
-        for _ in range(2):
-            others = await pool.score_responses(responses(12))
-            assert [result.score for result in others] == pytest.approx(scores_alone(folder, 12))
-        assert stage.engines[0].calls.count("submit") == 1
-        assert not first.done()
-        stage.engines[0].kill()
+        try:
+            await until(lambda: "submit" in stage.engines[0].calls)
+            for _ in range(2):
+                others = await pool.score_responses(responses(12))
+                assert [result.score for result in others] == pytest.approx(scores_alone(folder, 12))
+            assert stage.engines[0].calls.count("submit") == 1
+            assert not first.done()
+        finally:
+            stage.engines[0].kill()
         assert [result.score for result in await first] == pytest.approx(scores_alone(folder, 2))
