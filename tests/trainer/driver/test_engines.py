@@ -40,6 +40,8 @@ def test_ranks_on_gpus_alone_have_an_allocator_that_engines_cannot_have_while_th
     for trainer, expected in (
         ({"gpusPerReplica": 2}, "expandable_segments:True"),
         ({"gpusPerReplica": 2, "env": {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}}, "max_split_size_mb:64"),
+        # Under its other name, which would count less than ours.
+        ({"gpusPerReplica": 2, "env": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}}, None),
         ({}, None),
     ):
         [job] = load_jobs(yaml.safe_dump(copy_job(**sections, trainer=trainer)))

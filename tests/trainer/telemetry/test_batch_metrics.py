@@ -324,6 +324,13 @@ def test_peaks_by_device_name() -> None:
     assert peak_flops("NVIDIA H200") == 989e12
     assert peak_flops("NVIDIA H100 PCIe") == 756e12
     assert peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
+    assert peak_flops("NVIDIA H100 80GB HBM3") == 989e12
+    # Neither a faster one nor a slower one with a name that is longer.
+    assert peak_flops("NVIDIA H100 NVL") == 835e12
+    assert peak_flops("NVIDIA L40") == 181e12
+    assert peak_flops("NVIDIA L4") == 121e12
+    assert peak_flops("NVIDIA A10G") == 70e12
+    assert peak_flops("NVIDIA GB200") is None
     assert peak_flops("a CPU") is None
 
 

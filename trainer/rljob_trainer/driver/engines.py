@@ -105,8 +105,9 @@ def learner_options(spec: ResolvedSpec, by_role: bool = False) -> GroupOptions:
     if spec.trainer.compile:
         # torch would count the node's CPUs.
         threads = max(1, (cpus_of_ray("spec.trainer.pod", spec.trainer.pod, gpus) or 1) // max(1, gpus))
-    own = rank_environment(on_gpu=gpus > 0, deterministic=spec.deterministic, compile_threads=threads)
-    resources: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": own | spec.trainer.env}}
+    told = spec.trainer.env
+    env = rank_environment(on_gpu=gpus > 0, deterministic=spec.deterministic, compile_threads=threads, told=told)
+    resources: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": env}}
     nodes = on_nodes(cluster.TRAINER, by_role)
     bundle: dict[str, float] = {}
     together = 1

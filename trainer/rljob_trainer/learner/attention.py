@@ -418,8 +418,14 @@ def _by_block(
             )
         else:
             mask = block.mask(window, query)
+            grouped = q.shape[1] != k.shape[1]
+            if grouped and q.is_cuda:
+                # Of CUDA's kernels only flash knows groups, which has neither float32 nor masks: the one that is left
+                # would keep every score.
+                k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+                grouped = False
             out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
             )
         out = out.transpose(1, 2).reshape(block.batch * block.queries, -1)
         yield out if block.spread is None else _collect(out, block.spread.home)

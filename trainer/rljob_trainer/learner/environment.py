@@ -1,8 +1,12 @@
-"""Environment variables of a rank's process, which it has before it imports torch. Standard library only."""
+"""Environment variables of a rank's process, which it has before it imports torch."""
 
 from __future__ import annotations
 
-_ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+from collections.abc import Mapping
+
+from rljob_trainer.weights import allocator
+
+_ALLOCATOR = {allocator.NAMES[0]: allocator.EXPANDABLE}
 """Rows of every length leave memory in pieces otherwise. For ranks alone: an engine that sleeps cannot have it. What a
 rank hands over to an engine on its device is taken from elsewhere (``weights/ipc.py``)."""
 _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -10,11 +14,18 @@ _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 def rank_environment(
-    *, on_gpu: bool, deterministic: bool = False, compile_threads: int | None = None
+    *,
+    on_gpu: bool,
+    deterministic: bool = False,
+    compile_threads: int | None = None,
+    told: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What a rank gets where its job says nothing else. ``compile_threads``: processes in which torch compiles its
-    programs, up to 32 for each rank otherwise; None: it compiles none."""
+    """What a rank has, ``told`` included: what its job says of it, which goes before. ``compile_threads``: processes in
+    which torch compiles its programs, up to 32 for each rank otherwise; None: it compiles none."""
     own = {} if compile_threads is None else {"TORCHINDUCTOR_COMPILE_THREADS": str(compile_threads)}
-    if on_gpu:
-        own |= _ALLOCATOR | (_DETERMINISTIC if deterministic else {})
-    return own
+    told = dict(told or {})
+    if on_gpu and not told.keys() & set(allocator.NAMES):
+        own |= _ALLOCATOR
+    if on_gpu and deterministic:
+        own |= _DETERMINISTIC
+    return own | told

@@ -29,6 +29,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.utils.nccl import unpinned_nccl_env
 
 from rljob_trainer.episodes.tokens import ByteArray
 from rljob_trainer.errors import EngineError
@@ -81,7 +82,10 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         self.shutdown()
         rank = init_info.first_rank + self.parallel_config.rank
-        self.receiver = Receiver(init_info.link, rank, timeout=init_info.timeout, device=self.device)
+        # Batch invariance pins settings of NCCL in this process, which members of one communicator must have alike: the
+        # learner has none of them, and the first byte would never arrive.
+        with unpinned_nccl_env():
+            self.receiver = Receiver(init_info.link, rank, timeout=init_info.timeout, device=self.device)
 
     def start_weight_update(self) -> None:
         self.report = None

@@ -7,6 +7,7 @@ forward and backward (arXiv:2204.02311, appendix B). Recomputed activations do n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -98,19 +99,25 @@ def utilisation_metrics(
 
 
 _PEAK_BFLOAT16_FLOPS = {
-    # Dense bfloat16, from the makers' data sheets; the first entry found in the device's name counts.
+    # Dense bfloat16, from the makers' data sheets; the first entry whose words the device's name has counts.
     "B200": 2250e12,
+    "H200 NVL": 835e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
+    "L40": 181e12,
     "L4": 121e12,
+    "A10G": 70e12,
     "A10": 125e12,
     "RTX 4090": 165e12,
 }
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Peak bfloat16 FLOPs per second of a GPU by the name its driver reports; None for one we do not know."""
-    return next((flops for name, flops in _PEAK_BFLOAT16_FLOPS.items() if name in device_name), None)
+    """Peak bfloat16 FLOPs per second of a GPU by the name its driver reports; None for one we do not know, as is one
+    whose name only begins or ends like a known one's."""
+    known = _PEAK_BFLOAT16_FLOPS.items()
+    return next((flops for name, flops in known if re.search(rf"\b{name}\b", device_name)), None)

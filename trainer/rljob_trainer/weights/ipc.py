@@ -8,7 +8,6 @@ the device each way, and two words over the group's store.
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from rljob_trainer.weights import allocator
 
 BACKEND = "ipc"
 """What a ``WeightLink`` calls it."""
@@ -132,12 +133,12 @@ class _Journey:
 
 def new_stage(nbytes: int, device: torch.device) -> Tensor:
     """Memory ``[nbytes]`` of uint8 that can be shared."""
-    settings = os.environ.get("PYTORCH_ALLOC_CONF", "")
-    if device.type != "cuda" or "expandable_segments:True" not in settings:
+    settings = allocator.settings()
+    if device.type != "cuda" or allocator.EXPANDABLE not in settings:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
     # No other process reaches memory of expandable segments: these bytes alone come from elsewhere.
     configure: Any = torch._C._accelerator_setAllocatorSettings
-    configure(settings.replace("expandable_segments:True", "expandable_segments:False"))
+    configure(settings.replace(allocator.EXPANDABLE, "expandable_segments:False"))
     try:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
     finally:
