@@ -25,6 +25,8 @@ class LocalEngine:
         self.may = asyncio.Event()
         if free:
             self.may.set()
+        self.hangs = False
+        """Whether it is as a process that was stopped: nothing asked of it from now on is answered."""
         self.dead = asyncio.Event()
         self.calls: list[str] = []
         self._loop = EngineLoop(lambda: TorchEngine.from_folder(str(folder)), name)
@@ -46,7 +48,7 @@ class LocalEngine:
 
     async def _answer(self, method: Callable[Concatenate[EngineLoop, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         name = method.__name__
-        if name == "wait_until_ended":
+        if name == "wait_until_ended" or self.hangs:
             await asyncio.Event().wait()
         if name == "collect":
             await self.may.wait()

@@ -95,6 +95,29 @@ def judges_without_an_endpoint_have_a_pool(job: Job) -> Iterator[Violation]:
         )
 
 
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.judge) || !has(self.judge.maxContextTokens) || self.reward.functions.all(f, !has(f.judge) || "
+        "has(f.judge.baseUrl) || f.judge.maxTokens < self.judge.maxContextTokens)",
+        "must be more than maxTokens of each judge that it serves, or no question fits; raise it, or lower maxTokens",
+        ".judge.maxContextTokens",
+    )
+)
+def answers_of_judges_fit_their_context(job: Job) -> Iterator[Violation]:
+    pool = job.spec.judge
+    if pool is None or pool.max_context_tokens is None:
+        return
+    for path, judge in _judges(job):
+        if judge.base_url is None and judge.max_tokens >= pool.max_context_tokens:
+            yield Violation(
+                "spec.judge.maxContextTokens",
+                f"{pool.max_context_tokens} leaves nothing for a question beside {path}.maxTokens = {judge.max_tokens}",
+                "raise it, or lower maxTokens",
+            )
+            return
+
+
 @rule(not_in_cel="the content of params is hidden from CEL")
 def judges_have_no_params(job: Job) -> Iterator[Violation]:
     for index, function in enumerate(job.spec.reward.functions):

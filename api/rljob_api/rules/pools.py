@@ -91,7 +91,7 @@ def colocated_engines_fill_the_ranks(job: Job) -> Iterator[Violation]:
         ),
         Cel(
             ("spec", "judge"),
-            "self.gpusPerReplica == 0 || self.gpusPerReplica == self.parallelism.tensor",
+            "(self.gpusPerReplica == 0 ? 1 : self.gpusPerReplica) == self.parallelism.tensor",
             _FITS,
             ".parallelism",
         ),
@@ -102,7 +102,7 @@ def engine_parallelism_fits_its_gpus(job: Job) -> Iterator[Violation]:
         if path == "spec.rollout" and job.resolved.placement != "separate":
             continue
         size, gpus = pool.parallelism.tensor, pool.gpus_per_replica
-        if gpus and size != gpus:
+        if (gpus and size != gpus) or (path == "spec.judge" and size > 1 and not gpus):
             yield Violation(
                 f"{path}.parallelism",
                 f"tensor = {size} needs {size} GPUs, but {path.removeprefix('spec.')}.gpusPerReplica is {gpus}",

@@ -88,6 +88,16 @@ def test_the_model_of_a_judge(
     assert problem is None or problem in str(found[0])
 
 
+def test_the_chat_template_of_a_judge_compiles(edited: Callable[[str, str], Path]) -> None:
+    file = edited("{type: gsm8k}", "{type: judge, judge: {template: '{response}'}}")
+    with file.open("a") as job_file:
+        job_file.write("  judge: {model: {source: a/b, chatTemplate: '{% if %}'}}\n")
+    (job,) = load_jobs(file)
+    found = preflight(Readable(job), base=file.parent, code=[file.parent])
+    assert [violation.path for violation in found] == ["spec.judge.model.chatTemplate"]
+    assert "is no Jinja template" in str(found[0])
+
+
 @pytest.mark.parametrize(
     ("source", "config", "problem"),
     [

@@ -249,6 +249,15 @@ async def test_after_the_deadline_it_is_as_the_job_says(trouble: Answer) -> None
     assert "has not answered within 1 s" in result.error
 
 
+async def test_a_request_ends_with_its_questions_deadline() -> None:
+    """Of a request that may take an hour nothing is heard after the deadline."""
+    given = {"deadlineSeconds": 1, "requestSeconds": 3600}
+    async with playing(hanging) as judge, pool(settings(judge.url, **given)) as opened:
+        with pytest.raises(RewardWorkerError, match=r"within 1 s .*, asked once: no answer within 1 s"):
+            async with asyncio.timeout(60):
+                await opened.score_responses(responses("seven"))
+
+
 async def test_a_pause_that_ends_after_the_deadline_is_not_waited_for() -> None:
     trouble = status(429, headers={"Retry-After": "600"})
     async with playing(trouble) as judge, pool(settings(judge.url, deadlineSeconds=500)) as opened:

@@ -81,6 +81,8 @@ class Inputs:
     validation: dict[str, list[Prompt]]
     decode: Decode
     chat: ChatTemplate
+    now: datetime | None = None
+    """The date in prompts and questions that have one (None: the present)."""
     critic: FixedModel | None = None
     """What the critic starts from; None: the policy, or there is none."""
 
@@ -110,7 +112,7 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path, now: datetime 
     validation = validation_sets(spec.data, tokenizer, base=base, now=now)
     check_values(model.path)
     chat = ChatTemplate(tokenizer, model.eos_token_ids, now)
-    return Inputs(model, tokenizer, feed, validation, response_decoder(tokenizer), chat, critic)
+    return Inputs(model, tokenizer, feed, validation, response_decoder(tokenizer), chat, now, critic)
 
 
 async def assemble(
@@ -149,7 +151,7 @@ async def assemble(
             "each turn is a sequence of its own to train on"
         )
     scorers = scorers_of(spec, waits, by_role=by_role)
-    judge = judges_of(spec, base, waits, by_role=by_role)
+    judge = judges_of(spec, base, waits, inputs.now, by_role=by_role)
     for scoring in (scorers, judge):
         if scoring is not None:
             stack.push_async_callback(scoring.close)

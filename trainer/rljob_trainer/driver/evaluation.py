@@ -42,10 +42,11 @@ async def evaluate(
             report(f"evaluating the model of step {checkpoint.step}")
             model = spec.model.model_copy(update={"source": str(exported), "random": None, "revision": None})
             job = job.model_copy(update={"spec": spec.model_copy(update={"model": model})})
-        inputs = read_inputs(job, base, Path(scratch) / "model", date_of_prompts(checkpoint))
+        now = date_of_prompts(checkpoint)
+        inputs = read_inputs(job, base, Path(scratch) / "model", now)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(ray_beside(engine_count(spec) + scorer_count(spec) + judge_count(spec)))
-            scorers, judge = scorers_of(spec, Waits()), judges_of(spec, base, Waits())
+            scorers, judge = scorers_of(spec, Waits()), judges_of(spec, base, Waits(), now)
             for scoring in (scorers, judge):
                 if scoring is not None:
                     stack.push_async_callback(scoring.close)

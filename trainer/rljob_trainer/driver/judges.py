@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +54,11 @@ def judge_spec(pool: JudgePool, judge: ServedJudge, *, seed: int, start_seconds:
     )
 
 
-def judges_of(spec: ResolvedSpec, base: Path, waits: Waits, *, by_role: bool = False) -> JudgeEngines | None:
-    """The pool, with nothing started yet; None: the job has none. ``base``: where a relative path starts. ``by_role``:
-    Ray's nodes say what they are for."""
+def judges_of(
+    spec: ResolvedSpec, base: Path, waits: Waits, now: datetime | None = None, *, by_role: bool = False
+) -> JudgeEngines | None:
+    """The pool, with nothing started yet; None: the job has none. ``base``: where a relative path starts. ``now``: the
+    date in questions that have one (None: the present one). ``by_role``: Ray's nodes say what they are for."""
     pool = spec.judge
     if pool is None:
         return None
@@ -67,7 +70,7 @@ def judges_of(spec: ResolvedSpec, base: Path, waits: Waits, *, by_role: bool = F
         return await RayEngine.start(name, built, seconds=seconds, **options)
 
     supply = EngineSupply(
-        load=lambda: served_judge(pool, base.resolve()),
+        load=lambda: served_judge(pool, base.resolve(), now),
         start=start,
         in_hand=in_hand(max_concurrent(pool)),
         patience_seconds=seconds,

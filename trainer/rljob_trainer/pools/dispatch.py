@@ -38,6 +38,8 @@ _LINGER_SECONDS = 0.025
 finishes close together travels together."""
 _MOST_UNSOUND = 16
 """Responses of a process that may arrive as they were not made, before it is no accident any more."""
+_SUBMIT_SECONDS = 2.0
+"""How long others wait behind an engine that does not take what it is given."""
 CALL_SECONDS = 60.0
 """Longest wait for an answer that takes no generation; an engine answers between two steps."""
 
@@ -75,6 +77,8 @@ class Dispatch(ABC):
         self._groups: dict[int, list[Pending]] = {}
         self._paused = False
         self._dispatcher: asyncio.Task[None] | None = None
+        self._stuck: dict[str, asyncio.Task[None]] = {}
+        """Engines that do not take what they were given, and who waits for them to."""
         self._wanted = asyncio.Event()
         self._handed_back = asyncio.Event()
         """Set when an engine has fewer requests in hand than before."""
@@ -208,20 +212,31 @@ class Dispatch(ABC):
                 await asyncio.sleep(0)
             placed = self._place()
             if placed:
-                async with asyncio.TaskGroup() as tasks:
-                    for member, groups in placed:
-                        tasks.create_task(self._submit(member, groups))
+                tasks = {m.handle.name: self._spawn(self._submit(m, groups)) for m, groups in placed}
+                # One that hangs does not keep others from their work; in a fixed order all wait for each.
+                await asyncio.wait(tasks.values(), timeout=None if self._fixed else _SUBMIT_SECONDS)
+                for name, task in tasks.items():
+                    if not task.done():
+                        self._stuck[name] = task
+                        task.add_done_callback(lambda _, name=name: self._takes_again(name))  # type: ignore[misc]
             if not self._wanted.is_set():
                 return
+
+    def _takes_again(self, name: str) -> None:
+        self._stuck.pop(name, None)
+        if self._queue:
+            self._wake()
 
     async def _dispatched(self) -> None:
         """Until no request is between the queue and an engine."""
         if self._dispatcher is not None:
             await asyncio.wait([self._dispatcher])
+        if self._stuck:
+            await asyncio.wait(list(self._stuck.values()))
 
     def _place(self) -> list[tuple[Member, list[list[Pending]]]]:
         """Takes groups from the queue and says who gets which."""
-        serving = self._members.serving
+        serving = [member for member in self._members.serving if member.handle.name not in self._stuck]
         if self._paused or not serving:
             return []
         placed: dict[str, tuple[Member, list[list[Pending]]]] = {}
@@ -324,6 +339,8 @@ class Dispatch(ABC):
                 if self._shelf is not None:
                     self._shelf.keep(result)
                 self._answer(pending, result)
+        if results:
+            member.answers()
         if results and member.state != "lent":
             self.finished_at = asyncio.get_running_loop().time()
         self._handed_back.set()

@@ -26,7 +26,7 @@ _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 3 * CALL_SECONDS
 """Three calls: what is on its way to the engine, what it has in hand, what it has finished."""
 _PAUSE_SECONDS = 10.0
-"""After an engine that did not come up, before the next one is tried."""
+"""After an engine that did not come up, or was lost before it had finished anything, before the next one is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ class EngineCount:
         self.wanted = count
         self.problem: Exception | None = None
         """Why the last engine did not come up; None: it did."""
+        self.loss: str | None = None
+        """Which engine was lost before it had finished anything, and why; None: one has finished something since."""
         self.drained: list[Drained] = []
         """Engines that left and whose pods nothing else uses."""
         self._pool = pool
@@ -62,6 +64,8 @@ class EngineCount:
         self._prefix, self._next_name = prefix, count
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self._known_losses = 0
+        self._lost_at = 0.0
 
     @property
     def starting(self) -> list[str]:
@@ -91,6 +95,7 @@ class EngineCount:
 
     async def _approach(self) -> None:
         """Starts what is missing and drains what is too much."""
+        self._learn_of_losses()
         serving = [engine.name for engine in self._pool.serving]
         starting = [name for name in self._starting if name not in serving]
         here = [engine.name for engine in self._pool.engines if engine.name not in starting]
@@ -109,7 +114,19 @@ class EngineCount:
         for name in sorted(serving, key=_order)[len(serving) - surplus :] if surplus > 0 else []:
             await self._leave(name)
 
+    def _learn_of_losses(self) -> None:
+        """An engine that dies on its first work would be replaced by one that does the same, at once and for ever."""
+        if self._pool.finished_at > self._lost_at:
+            self.loss = None
+        for loss in self._pool.losses[self._known_losses :]:
+            if not loss.has_answered:
+                self.loss = f"engine {loss.name} was lost before it had finished anything: {loss.reason}"
+                self._lost_at = asyncio.get_running_loop().time()
+        self._known_losses = len(self._pool.losses)
+
     async def _join(self, name: str) -> None:
+        if self.loss is not None:
+            await asyncio.sleep(self._lost_at + _PAUSE_SECONDS - asyncio.get_running_loop().time())
         try:
             handle = await self._start(name)
             if handle.place is not None:

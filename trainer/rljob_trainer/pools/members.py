@@ -41,6 +41,16 @@ class Standing:
     """The version it keeps while it is lent."""
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An engine that was lost."""
+
+    name: str
+    reason: str
+    has_answered: bool
+    """Whether it had finished any request."""
+
+
 @dataclass(slots=True, eq=False)
 class Pending:
     """A request on its way."""
@@ -112,6 +122,12 @@ class Member:
     """What collects its results, and what waits for its death."""
     kept_version: int | None = None
     """The version whose weights it keeps while it is lent."""
+    has_answered: bool = False
+    """Whether it has finished any request."""
+
+    def answers(self) -> None:
+        """It has finished a request."""
+        self.has_answered = True
 
     def joins(self) -> None:
         """It gets no requests until it ``serves``."""

@@ -20,7 +20,7 @@ from rljob_trainer.pools.activity import Report
 from rljob_trainer.pools.dispatch import CALL_SECONDS, Dispatch
 from rljob_trainer.pools.homes import Homes
 from rljob_trainer.pools.lent import Lent
-from rljob_trainer.pools.members import Member, pending_of
+from rljob_trainer.pools.members import Loss, Member, pending_of
 from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.shelf import Shelf
@@ -80,8 +80,8 @@ class RolloutPool(Dispatch):
         """Replacements of lost engines that are being started."""
         self._replaced = asyncio.Event()
         """Set when the start of a replacement has succeeded or failed."""
-        self.lost: list[str] = []
-        """Names of the engines lost so far."""
+        self.losses: list[Loss] = []
+        """The engines lost so far."""
         self._closing = False
 
     async def __aenter__(self) -> RolloutPool:
@@ -101,6 +101,11 @@ class RolloutPool(Dispatch):
     def engines(self) -> list[EngineHandle]:
         """All engines that are to get new weights, in the order of their names."""
         return [member.handle for member in self._members.sorted() if member.state not in ("leaving", "lent")]
+
+    @property
+    def lost(self) -> list[str]:
+        """Names of the engines lost so far."""
+        return [loss.name for loss in self.losses]
 
     @property
     def serving(self) -> list[EngineHandle]:
@@ -176,7 +181,7 @@ class RolloutPool(Dispatch):
         is_lent = member.state == "lent"
         then = "requests of its borrower fail" if is_lent else "requests are made again"
         log.warning("engine %s is lost (%s); %d %s", name, reason, len(again), then)
-        self.lost.append(name)
+        self.losses.append(Loss(name, reason, member.has_answered))
         if again and not is_lent and self._made_again is not None:
             self._made_again(again)
         replaceable = self._replace is not None and member.state != "leaving"

@@ -49,7 +49,7 @@ def check_model(found: Readable, base: Path) -> Iterator[Violation]:
     """What is wrong with the model's and the tokenizer's files, and with lengths that they do not allow."""
     model = found.job.spec.model
     if model.chat_template is not None and found.says("spec.model.chatTemplate"):
-        yield from _template(model.chat_template)
+        yield from check_chat_template("spec.model.chatTemplate", model.chat_template)
     if model.random is not None:
         path = "spec.model.random.tokenizer.source"
         yield from _tokenizer(path, model.random.tokenizer.source, base, None)
@@ -90,7 +90,7 @@ def known_tokenizer(found: Readable, base: Path) -> KnownTokenizer:
         return KnownTokenizer()
     given = model.chat_template
     has_template = True if given is not None else None
-    if given is not None and list(_template(given)):
+    if given is not None and list(check_chat_template("spec.model.chatTemplate", given)):
         given = None
     if model.random is not None and model.random.tokenizer.characters is not None:
         from rljob_trainer.models.tokenizer import SPECIAL
@@ -118,10 +118,10 @@ def _files(source: str, base: Path) -> TokenizerFiles | None:
         return None
 
 
-def _template(text: str) -> Iterator[Violation]:
+def check_chat_template(path: str, text: str) -> Iterator[Violation]:
+    """Whether the template of the field ``path`` compiles."""
     from rljob_trainer.models.tokenizer_files import check_template
 
-    path = "spec.model.chatTemplate"
     try:
         check_template(text, path)
     except JobFileError as error:

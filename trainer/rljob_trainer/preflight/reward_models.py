@@ -12,6 +12,7 @@ from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.config import read_json
 from rljob_trainer.models.critic_start import FIELD, check_fits, read_critic
 from rljob_trainer.models.folder import read_shape
+from rljob_trainer.preflight.model import check_chat_template
 from rljob_trainer.preflight.places import as_violation, local_path
 
 
@@ -35,6 +36,8 @@ def check_judge(found: Readable, base: Path) -> Iterator[Violation]:
     judge = found.job.spec.judge
     if judge is not None:
         yield from _place("spec.judge.model.source", judge.model.source, base, "a model that judges", _language_model)
+        if judge.model.chat_template is not None:
+            yield from check_chat_template("spec.judge.model.chatTemplate", judge.model.chat_template)
 
 
 def _place(

@@ -20,6 +20,7 @@ import aiohttp
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.judge.transport import AwayError, JudgeAnswer, JudgeRefusedError, QuestionError
 from rljob_trainer.texts import writable
+from rljob_trainer.waits import NEVER, Clock
 
 if TYPE_CHECKING:
     from rljob_api.spec.judge import JudgeSpec
@@ -36,6 +37,7 @@ class JudgeEndpoint:
     """Open from ``open`` to ``close``."""
 
     concurrency = 16
+    answered_at = NEVER
 
     def __init__(self, judge: JudgeSpec, place: str) -> None:
         """``place``: the path in the job file. Raises ``JobFileError`` when the environment has no key."""
@@ -55,7 +57,6 @@ class JudgeEndpoint:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._connections),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=self._seconds),
             headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
         )
 
@@ -63,16 +64,21 @@ class JudgeEndpoint:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, body: Mapping[str, Any], seed: int) -> JudgeAnswer:
+    async def ask(self, body: Mapping[str, Any], seed: int, deadline: Clock) -> JudgeAnswer:
         """``seed``: not every endpoint takes one, and none is sent. Raises ``AwayError``, ``JudgeRefusedError`` and
         ``QuestionError``."""
         assert self._session is not None, "the endpoint is not open"
+        # Never 0, which aiohttp takes for "no limit".
+        seconds = max(0.001, min(self._seconds, deadline() - asyncio.get_running_loop().time()))
+        timeout = aiohttp.ClientTimeout(total=seconds)
         try:
-            async with self._session.post(self._url, json=dict(body), allow_redirects=False) as response:
+            async with self._session.post(
+                self._url, json=dict(body), allow_redirects=False, timeout=timeout
+            ) as response:
                 data = await _body(response)
                 status, retry_after = response.status, response.headers.get("Retry-After")
         except TimeoutError:
-            raise AwayError(f"no answer within {self._seconds} s") from None
+            raise AwayError(f"no answer within {round(seconds, 1):g} s") from None
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             raise AwayError(self._shown(f"{type(error).__name__}: {error}")) from None
         if status == 200:

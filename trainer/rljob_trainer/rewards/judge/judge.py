@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.judge.endpoint import JudgeEndpoint
-from rljob_trainer.rewards.judge.limits import MinuteLimits
+from rljob_trainer.rewards.judge.limits import MinuteLimits, TokenBudget
 from rljob_trainer.rewards.judge.question import Question, question_of
 from rljob_trainer.rewards.judge.reading import NoScoreError, check_pattern, score_in
 from rljob_trainer.rewards.judge.record import JudgeRecord
@@ -28,13 +28,14 @@ from rljob_trainer.rewards.judge.transport import (
     JudgeTransport,
     OwnJudge,
     QuestionError,
+    QuestionLostError,
 )
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.terms import RewardFailure
 from rljob_trainer.rewards.verdicts import described_error
 from rljob_trainer.telemetry import run_folder
 from rljob_trainer.telemetry.names import metric
-from rljob_trainer.waits import Waits
+from rljob_trainer.waits import Clock, Waits
 
 if TYPE_CHECKING:
     from rljob_api.spec.judge import JudgeSpec
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds before the second try of a question, doubled with each further one."""
+_LEAST_SECONDS = 0.25
+"""Of a try: with less until the deadline there is none."""
 
 
 class _Counts:
@@ -96,7 +99,7 @@ class _Away:
 
     problem: str
     tries: int
-    deadline: float
+    deadline: Clock
 
 
 class Judge:
@@ -126,6 +129,7 @@ class Judge:
         self._record = JudgeRecord(spec.name, folder, remembers=judge.cache)
         self._waits = waits or Waits()
         self._limits = MinuteLimits(judge.requests_per_minute, judge.tokens_per_minute)
+        self._budget = TokenBudget(judge.most_tokens, lambda: self._record.tokens)
         self._slots = asyncio.Semaphore(judge.concurrency or self._transport.concurrency)
         self._asking: dict[str, _Asking] = {}
         self._away: dict[int, _Away] = {}
@@ -215,21 +219,23 @@ class Judge:
 
     async def _ask_until_the_deadline(self, question: Question, mark: int) -> float | RewardFailure:
         tries = unread = 0
-        deadline: float | None = None
+        first: float | None = None
         while True:
-            async with self._slots:
+            async with self._slots, self._budget.held(question.tokens):
                 spent = await self._limits.begin(question.tokens)
                 if (used_up := self._used_up()) is not None:
                     return RewardFailure(self.spec.name, used_up)
                 began = time.monotonic()
-                if deadline is None:
-                    deadline = began + self._judge.deadline_seconds
+                first = began if first is None else first
+                deadline = self._deadline(first)
                 self._counts.request()
                 self._record.asked(question.key)
                 try:
-                    said = await self._transport.ask(question.body, question.seed(unread))
+                    said = await self._transport.ask(question.body, question.seed(unread), deadline)
                 except QuestionError as problem:
                     return RewardFailure(self.spec.name, f"{self._name} refuses the question: {problem}")
+                except QuestionLostError as problem:
+                    return RewardFailure(self.spec.name, f"{self._name} does not answer: {problem}", away=True)
                 except (AwayError, JudgeRefusedError) as problem:
                     self._check_refusal(problem)
                     away = problem
@@ -254,7 +260,7 @@ class Judge:
                     return score
             tries += 1
             self._counts.retry()
-            pause = self._pause(tries, away, deadline)
+            pause = self._pause(tries, away, deadline())
             if pause is None:
                 return RewardFailure(
                     self.spec.name,
@@ -264,6 +270,11 @@ class Judge:
                 )
             self._is_away(mark, _Away(str(away), tries, deadline))
             await asyncio.sleep(pause)
+
+    def _deadline(self, first: float) -> Clock:
+        """Of a question that began to be asked at ``first``: what waits behind others is not late as long as those are
+        answered."""
+        return lambda: max(first, self._transport.answered_at) + self._judge.deadline_seconds
 
     @property
     def _name(self) -> str:
@@ -295,13 +306,13 @@ class Judge:
         """Seconds until the next try; None: it is too late for one."""
         left = deadline - time.monotonic()
         wanted = (problem.seconds if isinstance(problem, AwayError) else None) or 0.0
-        if left <= 0 or wanted >= left:
+        if left < _LEAST_SECONDS or wanted >= left:
             return None
         # What one question is told holds for all of them.
         self._limits.hold(wanted)
         longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(tries - 1, 10))
-        # Not all at once; the last try is made at the deadline.
-        return min(max(wanted, longest * self._random.uniform(0.5, 1.0)), left)
+        # Not all at once; half of what is left is for the try itself.
+        return max(wanted, min(longest * self._random.uniform(0.5, 1.0), left / 2))
 
     def _is_away(self, mark: int, away: _Away) -> None:
         if not self._away:
@@ -309,7 +320,7 @@ class Judge:
                 self._waits.wait(
                     f"reward {self.spec.name}",
                     self._reason,
-                    until=lambda: min(away.deadline for away in self._away.values()),
+                    until=lambda: min(away.deadline() for away in self._away.values()),
                 )
             )
         self._away[mark] = away

@@ -1,11 +1,13 @@
-"""How much a judge may be asked in any minute: requests and tokens, first come, first served."""
+"""How much a judge may be asked: in any minute, requests and tokens, first come, first served; in the whole run, tokens
+before they are counted."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 MINUTE = 60.0
 
@@ -74,3 +76,31 @@ class MinuteLimits:
                 left -= spent.tokens
                 due = max(due, spent.begun + MINUTE)
         return max(0.0, due - now)
+
+
+class TokenBudget:
+    """At most so many tokens (None: no limit), of which requests under way hold what they may come to. Only one that is
+    alone may come to more than is left."""
+
+    def __init__(self, most: int | None, spent: Callable[[], int]) -> None:
+        """``spent``: what was counted so far."""
+        self._most, self._spent = most, spent
+        self._held = 0
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def held(self, tokens: int) -> AsyncIterator[None]:
+        """Inside, ``tokens`` are taken to be spent. Waits while those of others leave too little; whether anything is
+        left at all is the caller's to ask."""
+        if self._most is None:
+            yield
+            return
+        while self._held and self._spent() < self._most < self._spent() + self._held + tokens:
+            self._freed.clear()
+            await self._freed.wait()
+        self._held += tokens
+        try:
+            yield
+        finally:
+            self._held -= tokens
+            self._freed.set()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+from rljob_trainer.waits import Clock
+
 
 class AwayError(Exception):
     """The judge does not answer now: it is down, busy, or something else answers in its place."""
@@ -17,6 +19,10 @@ class AwayError(Exception):
 
 class JudgeRefusedError(Exception):
     """It answers that it will not: key, address or model are wrong."""
+
+
+class QuestionLostError(Exception):
+    """Too many engines were lost while they had it in hand: whether it was its doing is not known."""
 
 
 class QuestionError(Exception):
@@ -50,15 +56,22 @@ class JudgeTransport(Protocol):
         """How many questions it is asked at once, unless the job says so itself."""
         ...
 
+    @property
+    def answered_at(self) -> float:
+        """When it last answered anybody's question, in the time of the event loop, where questions wait behind one
+        another: none of them is late before. ``NEVER`` where each is asked at once."""
+        ...
+
     async def open(self) -> None:
         """Raises ``JobFileError`` and ``RewardWorkerError`` for what can never answer."""
         ...
 
     async def close(self) -> None: ...
 
-    async def ask(self, body: Mapping[str, Any], seed: int) -> JudgeAnswer:
-        """The answer to a request in OpenAI's form. ``seed`` is another one for each try of a question, and the same
-        when a run repeats one. Raises ``AwayError``, ``JudgeRefusedError`` and ``QuestionError``."""
+    async def ask(self, body: Mapping[str, Any], seed: int, deadline: Clock) -> JudgeAnswer:
+        """The answer to a request in OpenAI's form, until ``deadline``, which may move meanwhile. ``seed`` is another
+        one for each try of a question, and the same when a run repeats one. Raises ``AwayError``, ``QuestionError``,
+        ``JudgeRefusedError`` and ``QuestionLostError``."""
         ...
 
     def take_counts(self) -> dict[str, float]:
