@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,11 +132,20 @@ def test_what_is_missing_is_said_before_the_first_run(
     assert expected in refused(ready)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 @pytest.mark.parametrize("name", ["runs", "results"])
-def test_a_folder_that_is_not_one_s_own_is_said_before_the_first_run(ready: Ready, name: str) -> None:
+def test_a_folder_that_nobody_may_write_into_is_said_before_the_first_run(
+    ready: Ready, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Root may write everywhere, so the file system's answer is played."""
     folder = ready.runs.with_name(name)
-    folder.mkdir(mode=0o500)
+    usual = tempfile.TemporaryFile
+
+    def answer(*, dir: Path) -> object:
+        if dir == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return usual(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", answer)
     assert f"{folder}: Permission denied; choose another --{name}" in refused(ready)
 
 
