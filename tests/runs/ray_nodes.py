@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -50,17 +49,16 @@ class RayNodes:
         """The pod goes: every process of its node is killed."""
         self._cluster.remove_node(self._nodes.pop(pod), allow_graceful=False)
 
-    def workers(self, pod: str) -> list[int]:
-        """The processes that Ray started there for tasks and actors, idle ones too, by any name they have now."""
-        (raylet,) = self._nodes[pod].all_processes["raylet"]
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            # Processes of others end meanwhile.
-            with contextlib.suppress(OSError):
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == raylet.process.pid and b"agent" not in (folder / "cmdline").read_bytes().lower():
-                    found.append(int(folder.name))
-        return found
+    def actors(self, pod: str) -> list[int]:
+        """The processes of the actors that are alive there, as Ray's own table has them: forked ones (``warm_workers``)
+        are not below their raylet, and all call themselves by what they are at."""
+        table = self._cluster.global_state.actor_table(None)
+        place = self._nodes[pod].node_id
+        return [
+            int(actor["Pid"])
+            for actor in table.values()
+            if actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == place
+        ]
 
     def close(self) -> None:
         self._cluster.shutdown()

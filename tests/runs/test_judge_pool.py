@@ -83,7 +83,7 @@ def test_a_judge_loses_an_engine_and_shrinks_while_training_goes_on(runner: Runn
         wait_for(lambda: client.status().step >= 1 and set(judging(client)) == {"judge-a", "judge-b"}, run)
 
         # Both stand still, with questions in hand, and that is told; one of them dies with its questions.
-        pods = {pod: nodes.workers(pod) for pod in ("judge-a", "judge-b")}
+        pods = {pod: nodes.actors(pod) for pod in ("judge-a", "judge-b")}
         assert all(pods.values()), pods
         for process in itertools.chain(*pods.values()):
             os.kill(process, signal.SIGSTOP)

@@ -80,7 +80,7 @@ def test_a_pool_grows_loses_a_replica_and_shrinks_while_training_goes_on(runner:
         wait_for(lambda: set(scoring(client)) == {"scorer-a", "scorer-b"}, run)
 
         # All stand still, with samples in hand, and that is told; one of them dies with its samples.
-        pods = {pod: nodes.workers(pod) for pod in ("scorer-a", "scorer-b")}
+        pods = {pod: nodes.actors(pod) for pod in ("scorer-a", "scorer-b")}
         assert all(pods.values()), pods
         for process in itertools.chain(*pods.values()):
             os.kill(process, signal.SIGSTOP)
