@@ -28,6 +28,11 @@ def pool_of(client: Client) -> ScoringPoolStatus:
     return pool
 
 
+def waits(client: Client) -> str:
+    """What the pool is said to wait for."""
+    return "".join(wait.reason for wait in client.status().beside if wait.who == "the reward model pool")
+
+
 def scoring(client: Client) -> dict[str | None, ReplicaStatus]:
     """The replicas that take samples, by their pods."""
     return {replica.pod: replica for replica in pool_of(client).replicas if replica.state == "serving"}
@@ -85,8 +90,7 @@ def test_a_pool_grows_loses_a_replica_and_shrinks_while_training_goes_on(runner:
         for process in itertools.chain(*pods.values()):
             os.kill(process, signal.SIGSTOP)
         wait_for(lambda: all(replica.running for replica in scoring(client).values()), run)
-        (wait,) = (wait for wait in client.status().beside if wait.who == "the reward model pool")
-        assert wait.reason.startswith("2 of 2 replicas to score ")
+        wait_for(lambda: waits(client).startswith("2 of 2 replicas to score "), run)
         assert 'rljob_reward_models{job="tiny",namespace="team",state="serving"} 2' in client.call("/metrics")
         for process in pods["scorer-a"]:
             os.kill(process, signal.SIGKILL)
@@ -105,7 +109,7 @@ def test_a_pool_grows_loses_a_replica_and_shrinks_while_training_goes_on(runner:
         wait_for(lambda: client.status().step >= step + 2, run)
 
         client.tell(generation=4, attempt=1, suspend=True)
-        printed, _ = run.communicate(timeout=120)
+        printed, _ = run.communicate(timeout=300)
         assert run.returncode == 75, printed
     steps = metrics_of(output)
     assert [record["step"] for record in steps] == list(range(1, len(steps) + 1))
