@@ -29,7 +29,7 @@ async def test_kubectl_get_says_how_a_job_is_going(world: World) -> None:
     assert float(reward) == int(step) / 4
     assert rest[:-1] == ["4/4", "NoStorage"]
     header, row = world.plane.kubectl("get", "rlj", "shown", "-n", world.namespace, "-o", "wide").stdout.splitlines()
-    pools = ["ROLLOUT", "TRAINER", "REWARD-MODELS"]
+    pools = ["ROLLOUT", "TRAINER", "REWARD-MODELS", "JUDGES"]
     assert header.split()[7:] == [*pools, "OLDEST-AGE", "ATTEMPT", "ALGORITHM", "WAITING-FOR"]
     assert row.split()[7:11] == ["3/3", "1/1", "1", "1"]
 
