@@ -10,37 +10,20 @@ import signal
 from pathlib import Path
 
 import pytest
-from driver_client import Client
 from judge_models import answer_alone, made
 from ray_nodes import ray_nodes
 from real_runs import Runner, metrics_of, wait_for
+from scoring_pools import SeenPool
 from test_drive import Attempts
 
 from rljob_api import cluster
 from rljob_api.spec.reward import Reward
-from rljob_api.status import ReplicaStatus, ScoringPoolStatus
 from rljob_trainer.rewards.judge.question import question_of
 from rljob_trainer.rewards.terms import Response
 
 REWARD = {
     "functions": [{"type": "judge", "judge": {"template": "{prompt}{response}", "parser": {"high": 9}, "maxTokens": 4}}]
 }
-
-
-def pool_of(client: Client) -> ScoringPoolStatus:
-    pool = client.status().pools.judge
-    assert pool is not None
-    return pool
-
-
-def waits(client: Client) -> str:
-    """What the pool is said to wait for."""
-    return "".join(wait.reason for wait in client.status().beside if wait.who == "the judge pool")
-
-
-def judging(client: Client) -> dict[str | None, ReplicaStatus]:
-    """The engines that take questions, by their pods."""
-    return {engine.pod: engine for engine in pool_of(client).replicas if engine.state == "serving"}
 
 
 def assert_scores_are_the_judges(output: Path, model: Path) -> int:
@@ -83,30 +66,31 @@ def test_a_judge_loses_an_engine_and_shrinks_while_training_goes_on(runner: Runn
         )
         attempts.mount(generation=1)
         client, output = attempts.client, attempts.output
+        pool = SeenPool(client, "judge")
         run = attempts.start(attempt=1, generation=1)
         wait_for(client.answers, run)
-        wait_for(lambda: client.status().step >= 1 and set(judging(client)) == {"judge-a", "judge-b"}, run)
+        wait_for(lambda: client.status().step >= 1 and set(pool.serving) == {"judge-a", "judge-b"}, run)
 
         # Both stand still, with questions in hand, and that is told; one of them dies with its questions.
         pods = {pod: nodes.actors(pod) for pod in ("judge-a", "judge-b")}
         assert all(pods.values()), pods
         for process in itertools.chain(*pods.values()):
             os.kill(process, signal.SIGSTOP)
-        wait_for(lambda: all(engine.running for engine in judging(client).values()), run)
-        wait_for(lambda: waits(client).startswith("2 of 2 engines to answer "), run)
+        wait_for(lambda: all(engine.running for engine in pool.serving.values()), run)
+        wait_for(lambda: pool.waits.startswith("2 of 2 engines to answer "), run)
         assert 'rljob_judges{job="tiny",namespace="team",state="serving"} 2' in client.call("/metrics")
         for process in pods["judge-a"]:
             os.kill(process, signal.SIGKILL)
         for process in pods["judge-b"]:
             os.kill(process, signal.SIGCONT)
         step = client.status().step
-        wait_for(lambda: client.status().step >= step + 2 and len(judging(client)) == 2, run)
+        wait_for(lambda: client.status().step >= step + 2 and len(pool.serving) == 2, run)
 
         client.tell(generation=2, attempt=1, judge_replicas=1)
-        wait_for(lambda: any(engine.safe_to_delete for engine in pool_of(client).replicas), run)
-        (drained,) = (engine.pod for engine in pool_of(client).replicas if engine.safe_to_delete)
+        wait_for(lambda: bool(pool.safe_to_delete), run)
+        (drained,) = pool.safe_to_delete
         assert drained is not None
-        assert set(judging(client)) == {"judge-a", "judge-b"} - {drained}
+        assert set(pool.serving) == {"judge-a", "judge-b"} - {drained}
         nodes.remove(drained)
         step = client.status().step
         wait_for(lambda: client.status().step >= step + 2, run)

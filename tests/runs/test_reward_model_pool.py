@@ -10,32 +10,15 @@ import signal
 from pathlib import Path
 
 import pytest
-from driver_client import Client
 from ray_nodes import ray_nodes
 from real_runs import Runner, metrics_of, wait_for
 from reward_models import alone, made
+from scoring_pools import SeenPool
 from test_drive import Attempts
 
 from rljob_api import cluster
-from rljob_api.status import ReplicaStatus, ScoringPoolStatus
 
 DIGITS = "0123456789=\n"
-
-
-def pool_of(client: Client) -> ScoringPoolStatus:
-    pool = client.status().pools.reward_model
-    assert pool is not None
-    return pool
-
-
-def waits(client: Client) -> str:
-    """What the pool is said to wait for."""
-    return "".join(wait.reason for wait in client.status().beside if wait.who == "the reward model pool")
-
-
-def scoring(client: Client) -> dict[str | None, ReplicaStatus]:
-    """The replicas that take samples, by their pods."""
-    return {replica.pod: replica for replica in pool_of(client).replicas if replica.state == "serving"}
 
 
 def assert_scores_are_the_models(output: Path, model: Path) -> int:
@@ -73,37 +56,38 @@ def test_a_pool_grows_loses_a_replica_and_shrinks_while_training_goes_on(runner:
         )
         attempts.mount(generation=1)
         client, output = attempts.client, attempts.output
+        pool = SeenPool(client, "reward_model")
         run = attempts.start(attempt=1, generation=1)
         wait_for(client.answers, run)
         wait_for(lambda: client.status().step >= 2, run)
-        assert set(scoring(client)) == {"scorer-a"}
+        assert set(pool.serving) == {"scorer-a"}
 
         # One more is wanted before its pod is there.
         client.tell(generation=2, attempt=1, reward_model_replicas=2)
-        wait_for(lambda: "starting" in [replica.state for replica in pool_of(client).replicas], run)
+        wait_for(lambda: "starting" in [replica.state for replica in pool.status.replicas], run)
         nodes.add("scorer-b", cluster.REWARD_MODEL)
-        wait_for(lambda: set(scoring(client)) == {"scorer-a", "scorer-b"}, run)
+        wait_for(lambda: set(pool.serving) == {"scorer-a", "scorer-b"}, run)
 
         # All stand still, with samples in hand, and that is told; one of them dies with its samples.
         pods = {pod: nodes.actors(pod) for pod in ("scorer-a", "scorer-b")}
         assert all(pods.values()), pods
         for process in itertools.chain(*pods.values()):
             os.kill(process, signal.SIGSTOP)
-        wait_for(lambda: all(replica.running for replica in scoring(client).values()), run)
-        wait_for(lambda: waits(client).startswith("2 of 2 replicas to score "), run)
+        wait_for(lambda: all(replica.running for replica in pool.serving.values()), run)
+        wait_for(lambda: pool.waits.startswith("2 of 2 replicas to score "), run)
         assert 'rljob_reward_models{job="tiny",namespace="team",state="serving"} 2' in client.call("/metrics")
         for process in pods["scorer-a"]:
             os.kill(process, signal.SIGKILL)
         for process in pods["scorer-b"]:
             os.kill(process, signal.SIGCONT)
         step = client.status().step
-        wait_for(lambda: client.status().step >= step + 2 and len(scoring(client)) == 2, run)
+        wait_for(lambda: client.status().step >= step + 2 and len(pool.serving) == 2, run)
 
         client.tell(generation=3, attempt=1, reward_model_replicas=1)
-        wait_for(lambda: any(replica.safe_to_delete for replica in pool_of(client).replicas), run)
-        (drained,) = (replica.pod for replica in pool_of(client).replicas if replica.safe_to_delete)
+        wait_for(lambda: bool(pool.safe_to_delete), run)
+        (drained,) = pool.safe_to_delete
         assert drained is not None
-        assert set(scoring(client)) == {"scorer-a", "scorer-b"} - {drained}
+        assert set(pool.serving) == {"scorer-a", "scorer-b"} - {drained}
         nodes.remove(drained)
         step = client.status().step
         wait_for(lambda: client.status().step >= step + 2, run)

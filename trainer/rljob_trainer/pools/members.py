@@ -42,7 +42,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostEngine:
     """An engine that was lost."""
 
     name: str

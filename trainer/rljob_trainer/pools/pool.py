@@ -20,7 +20,7 @@ from rljob_trainer.pools.activity import Report
 from rljob_trainer.pools.dispatch import CALL_SECONDS, Dispatch
 from rljob_trainer.pools.homes import Homes
 from rljob_trainer.pools.lent import Lent
-from rljob_trainer.pools.members import Loss, Member, pending_of
+from rljob_trainer.pools.members import LostEngine, Member, pending_of
 from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.shelf import Shelf
@@ -80,7 +80,7 @@ class RolloutPool(Dispatch):
         """Replacements of lost engines that are being started."""
         self._replaced = asyncio.Event()
         """Set when the start of a replacement has succeeded or failed."""
-        self.losses: list[Loss] = []
+        self.losses: list[LostEngine] = []
         """The engines lost so far."""
         self._closing = False
 
@@ -181,7 +181,7 @@ class RolloutPool(Dispatch):
         is_lent = member.state == "lent"
         then = "requests of its borrower fail" if is_lent else "requests are made again"
         log.warning("engine %s is lost (%s); %d %s", name, reason, len(again), then)
-        self.losses.append(Loss(name, reason, member.has_answered))
+        self.losses.append(LostEngine(name, reason, member.has_answered))
         if again and not is_lent and self._made_again is not None:
             self._made_again(again)
         replaceable = self._replace is not None and member.state != "leaving"
