@@ -15,7 +15,10 @@ KIND_CONFIG := $(HOME)/.cache/rljob/kind-kubeconfig
 # PACKAGED=1: jobs start from the trainer's image; 0: no longer; not said: as the cluster was started.
 PACKAGED_OPTION = $(if $(PACKAGED),$(if $(filter 0,$(PACKAGED)),--no-packaged,--packaged))
 
-.PHONY: help install quickstart test lint unit pythons-test runs-test programs integration snapshots cluster-up cluster-apply cluster-down cluster-test images gpu-check gpu-accept e2e e2e-smoke generate constraints clean
+# Which slow tests run (tests/support/slow.py): none, all, or the tenth that belongs to the commit.
+SLOW ?= none
+
+.PHONY: help install quickstart test lint unit slow-tenth everything pythons-test runs-test programs integration snapshots cluster-up cluster-apply cluster-down cluster-test images gpu-check gpu-accept e2e e2e-smoke generate constraints clean
 
 help:            ## what there is
 	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -26,7 +29,7 @@ install:         ## make or mend the virtual environment (.venv); nothing to do 
 quickstart: install  ## train a small language model to add two numbers, from random weights, and write a report
 	$(BIN)/rljob run examples/quickstart.yaml --output runs/quickstart --resume never
 
-test: lint unit  ## everything that is fast: lint, types, import rules, tests; about 6 minutes
+test: lint unit  ## everything that is fast: lint, types, import rules, tests; 6 minutes on two cores
 
 lint: install    ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
@@ -35,20 +38,26 @@ lint: install    ## ruff, mypy, import contracts
 	$(BIN)/lint-imports
 
 unit: install    ## the fast tests alone
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --slow $(SLOW)
 
-pythons-test: install  ## a reduced set of tests on the other Pythons that this machine has; 4 minutes, more the first time
-	PYTHONPATH=. $(BIN)/python tests/support/pythons.py $(PYTHONS)
+slow-tenth: programs  ## a tenth of the tests that say again what quicker ones say, another one for each commit
+	$(BIN)/python -m pytest $$(git grep -l 'mark\.slow' -- 'tests/**/test_*.py') -n 2 --dist loadfile -x --slow tenth
 
-runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; about 13 minutes
-	$(BIN)/python -m pytest tests/runs -n 3 --dist worksteal
+everything:      ## all of CI with all slow tests and other random numbers each time, all end-to-end cases included; leaves the record of what tests cost
+	.ci/run everything
+
+pythons-test: install  ## import, versions and the quick start on the other Pythons that this machine has; 2 minutes, more the first time
+	PYTHONPATH=. $(BIN)/python tests/support/pythons.py --slow $(SLOW) $(PYTHONS)
+
+runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; 6 minutes on two cores
+	$(BIN)/python -m pytest tests/runs -n 3 --dist worksteal --slow $(SLOW)
 
 programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 20 minutes, once
 	$(CLUSTER) programs
 	PYTHONPATH=deploy $(BIN)/python tests/integration/kube/kueue.py
 
 integration: programs  ## the operator against a real API server
-	$(BIN)/python -m pytest tests/integration -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/integration -n 3 --dist loadfile --no-loadscope-reorder --slow $(SLOW)
 
 snapshots:       ## what the chart renders, anew (needs the helm of make programs); look at the difference before committing it
 	PYTHONPATH=deploy $(BIN)/python tests/integration/snapshots.py

@@ -20,12 +20,12 @@ def test_a_python_that_is_not_there_and_one_that_fails_are_said_last(
     here = platform.python_version()
     default = ".".join(here.split(".")[:2])
     monkeypatch.setattr(pythons, "interpreter", lambda version: Path(sys.executable) if version == "3.98" else None)
-    monkeypatch.setattr(pythons, "check", lambda python, folder: passes)
+    monkeypatch.setattr(pythons, "check", lambda python, folder, slow: passes)
     monkeypatch.setenv("RLJOB_TEST_TIMES", str(tmp_path))
     assert pythons.main([default, "3.98", "3.99"]) == code
     lines = (tmp_path / "pythons").read_text().splitlines()
     assert lines == [
-        f"Pythons: {here} (everything), {here} (reduced set)",
+        f"Pythons: {here} (everything), {here} (imports and the quick start)",
         *([] if passes else [f"FAILED ON PYTHON {here}"]),
         "NOT TESTED ON PYTHON 3.99: this machine has none that runs",
     ]

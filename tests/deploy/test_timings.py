@@ -1,4 +1,4 @@
-"""What CI says about its own time: every test counts for one folder, and budgets that are exceeded are named."""
+"""What CI says of its tests: every one counts for one folder, as quick or slow, beside the last record."""
 
 from __future__ import annotations
 
@@ -9,73 +9,96 @@ from typing import Any
 import pytest
 import timings
 
-ROOT = Path(__file__).parents[2]
-LIMITS = {"tests/trainer": 1, "tests/trainer/rollout": 20}
+pytest_plugins = "pytester"
+
+ENGINES, TOP, RUNS = "tests/trainer/rollout/test_pool.py", "tests/trainer/test_aside.py", "tests/runs/test_run.py"
 
 
-def counted(tests: dict[str, float], **changes: Any) -> dict[str, Any]:
-    return {
-        "wall": 30.0,
-        "workers": 2,
-        "start": 5.0,
-        "counts": {"passed": len(tests)},
-        "tests": tests,
-        "set-up": {},
-    } | changes
-
-
-@pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timings, "budgets", lambda: LIMITS)
+def counted(tests: dict[str, list[Any]]) -> dict[str, Any]:
+    return {"counts": {"passed": len(tests)}, "collecting": 5.0, "tests": tests}
 
 
 @pytest.mark.parametrize(
     ("test", "folder"),
     [
         ("tests/trainer/rollout/test_pool.py::test_x[a/b]", "tests/trainer/rollout"),
-        ("tests/trainer/rollouts/test_pool.py::test_x", "tests/trainer"),
-        ("tests/trainer/test_actor_deaths.py::test_x", "tests/trainer"),
-        ("tests/elsewhere/deep/test_x.py::test_x", "tests/elsewhere/deep"),
+        ("tests/trainer/world/sandbox/test_programs.py::test_x", "tests/trainer/world"),
+        ("tests/trainer/test_aside.py::test_x", "tests/trainer"),
+        ("tests/runs/test_run.py::test_x", "tests/runs"),
     ],
 )
-def test_a_test_counts_for_the_deepest_folder_that_has_a_budget(test: str, folder: str) -> None:
-    assert timings.folder_of(test, LIMITS) == folder
+def test_a_test_counts_for_its_folder(test: str, folder: str) -> None:
+    assert timings.folder_of(test) == folder
 
 
-def test_every_folder_of_tests_has_a_budget_and_every_budget_a_folder() -> None:
-    limits = timings.budgets()
-    folders = {str(file.parent.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py")}
-    assert {timings.folder_of(f"{folder}/test_x.py", limits) for folder in folders} <= limits.keys()
-    assert [folder for folder in limits if not (ROOT / folder).is_dir()] == []
-
-
-@pytest.mark.usefixtures("limits")
-def test_runs_are_added_up_and_the_time_without_a_test_is_shown() -> None:
-    slow, quick, top = (
-        "tests/trainer/rollout/a.py::slow",
-        "tests/trainer/rollout/a.py::quick",
-        "tests/trainer/b.py::top",
-    )
-    lines = timings.table([counted({slow: 20.0, quick: 5.0}, **{"set-up": {slow: 8.0}}), counted({top: 1.0})])
-    assert [line.split() for line in lines[1:5]] == [
-        ["tests/trainer/rollout", "25", "8", "20", "over", "its", "budget"],
-        ["tests/trainer", "1", "0", "1"],
+def test_quick_and_slow_tests_are_added_up_by_folder_beside_the_record() -> None:
+    runs = [
+        counted({f"{ENGINES}::a": [20.0, False], f"{ENGINES}::b": [30.4, True], f"{TOP}::c": [1.0, False]}),
+        counted({f"{ENGINES}::d": [2.0, False], f"{RUNS}::e": [7.0, True]}),
+    ]
+    record = {"commit": "0123456789", "folders": {"tests/trainer/rollout": [[2, 21.0], [5, 99.0]]}}
+    lines = [line.split() for line in timings.table(runs, record)]
+    assert lines[0][-3:] == ["recorded", "at", "01234567"]
+    assert lines[1:5] == [
+        ["tests/runs", "–", "1", "7"],
+        ["tests/trainer", "1", "1", "–"],
+        ["tests/trainer/rollout", "2", "22", "1", "30", "2", "21", "5", "99"],
         ["start-up", "and", "collection", "10"],
-        # Two workers for 25 s in each of two runs, less the 26 s of tests.
-        ["workers", "between", "and", "after", "tests", "74"],
     ]
-    assert [line.split() for line in lines[6:]] == [["20.0", "8.0", slow], ["5.0", "0.0", quick], ["1.0", "0.0", top]]
+    assert lines[6] == ["30.4", f"{ENGINES}::b"]
 
 
-@pytest.mark.usefixtures("limits")
-def test_stages_have_their_wall_time_and_the_tests_of_all_their_runs(tmp_path: Path) -> None:
-    (tmp_path / "stages").write_text("install 3 100 500 400 800\ne2e-smoke 70 400 800 1400 800\n")
+def test_stages_have_their_seconds_those_of_processors_and_how_their_tests_ended(tmp_path: Path) -> None:
+    (tmp_path / "stages").write_text("install 3 100 400\ne2e-smoke 70 400 7400\n")
     for process in (10, 11):
-        (tmp_path / f"e2e-smoke-{process}.json").write_text(json.dumps(counted({"tests/trainer/b.py::top": 1.0})))
-    lines = timings.gathered(tmp_path)
-    assert [line.split() for line in lines[1:4]] == [
-        ["install", "3", "50%"],
-        ["e2e-smoke", "70", "100%", "2", "passed"],
-        ["all", "stages", "73"],
+        (tmp_path / f"e2e-smoke-{process}.json").write_text(json.dumps(counted({f"{TOP}::c": [1.0, False]})))
+    lines = [line.split() for line in timings.gathered(tmp_path, {})]
+    assert lines[1:4] == [
+        ["install", "3", "3"],
+        ["e2e-smoke", "70", "70", "2", "passed"],
+        ["all", "stages", "73", "73"],
     ]
-    assert ["tests/trainer", "2", "0", "1", "over", "its", "budget"] in [line.split() for line in lines]
+    assert ["tests/trainer", "2", "2", "–"] in lines
+    kept = timings.recorded(tmp_path)
+    assert (kept["seconds"], kept["processor_seconds"]) == (73, 73)
+    assert kept["stages"] == {"install": [3, 3], "e2e-smoke": [70, 70]}
+    assert kept["folders"] == {"tests/trainer": [[2, 2.0], [0, 0.0]]}
+
+
+def test_each_test_has_what_was_done_since_the_one_before(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that goes on by a second whenever it is read: after collection, and for each of a test's parts."""
+    pytester.makeconftest(
+        """
+        import itertools, slow, timings
+
+        def pytest_addoption(parser):
+            slow.add_options(parser)
+
+        def pytest_configure(config):
+            config.addinivalue_line("markers", "slow: as in pyproject.toml")
+            timings.processor_clock = lambda: itertools.count(10).__next__
+            timings.configure(config)
+        """
+    )
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+
+        def test_quick(): ...
+
+        @pytest.mark.slow(stands_for="test_quick")
+        def test_again(): ...
+        """
+    )
+    monkeypatch.setenv(timings.FOLDER, str(tmp_path / "times"))
+    monkeypatch.setenv(timings.STAGE, "unit")
+    monkeypatch.setattr(timings, "processor_clock", timings.processor_clock)  # put back what the conftest replaces
+    pytester.inline_run("-p", "no:cacheprovider", "-p", "no:xdist")
+    (written,) = (tmp_path / "times").glob("unit-*.json")
+    assert json.loads(written.read_text()) == {
+        "counts": {"passed": 2, "failed": 0, "error": 0, "skipped": 0},
+        "collecting": 10,
+        "tests": {"test_it.py::test_quick": [3, False], "test_it.py::test_again": [3, True]},
+    }

@@ -1,13 +1,15 @@
-"""A reduced set of tests and 20 steps of the quick start, on the Pythons that are not the project's environment's.
+"""Every module imported, the pinned versions and 20 steps of the quick start, on the Pythons that are not .venv's.
 
-`make pythons-test` starts it with the versions that the pins are for. What the project stands on, without an engine's
-build, is installed once into a cache folder that any checkout with the same pins uses again; the checkout itself comes
-on top in an environment of its own, which ends with the test. A Python that this machine doesn't have is named in the
-last line, which CI repeats at its end, and fails nothing.
+`make pythons-test` starts it with the versions that the pins are for; with ``--slow all`` it also runs the tests of
+what depends most on the language. What the project stands on, without an engine's build, is installed once into a cache
+folder that any checkout with the same pins uses again; the checkout itself comes on top in an environment of its own,
+which ends with the test. A Python that this machine doesn't have is named in the last line, which CI repeats at its
+end, and fails nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import json
@@ -28,6 +30,7 @@ TESTS = (
     "tests/trainer/pipeline",
     "tests/trainer/world/sandbox/test_programs.py",
 )
+LOOK = Path(__file__).with_name("importing.py")
 QUICK_START = ("examples/quickstart.yaml", "--steps", "20", "--resume", "never")
 CACHE = Path("~/.cache/rljob/pythons").expanduser()
 
@@ -58,8 +61,9 @@ def parts(python: Path) -> Path:
     return venv
 
 
-def check(python: Path, folder: Path) -> bool:
-    """Runs everything on a Python, with a new folder for the checkout's environment and the run's output."""
+def check(python: Path, folder: Path, slow: bool) -> bool:
+    """Looks at a Python, with a new folder for the checkout's environment and the run's output; ``slow``: by tests,
+    too."""
     (packages,) = parts(python).glob("lib/python3.*/site-packages")
     venv = folder / "environment"
     install.run(python, "-m", "venv", "--without-pip", venv)
@@ -69,19 +73,26 @@ def check(python: Path, folder: Path) -> bool:
     # What is imported is compiled once, and kept with the parts; and CI's long walks are the default's alone.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RLJOB_")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    interpreter = venv / "bin" / "python"
     commands: list[list[str | Path]] = [
-        [venv / "bin" / "python", "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", *TESTS],
+        [interpreter, LOOK],
         [venv / "bin" / "rljob", "run", *QUICK_START, "--output", folder / "run"],
     ]
+    if slow:
+        commands.append([interpreter, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", *TESTS])
     ended = [subprocess.run(command, cwd=install.ROOT, env=environment).returncode for command in commands]
     return not any(ended)
 
 
-def main(versions: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--slow", choices=("none", "all"), default="none")
+    parser.add_argument("versions", nargs="+")
+    asked = parser.parse_args(arguments)
     default = platform.python_version()
     told = [f"{default} (everything)"]
     failed, missing = [], []
-    for version in versions:
+    for version in asked.versions:
         if default.startswith(f"{version}."):
             continue
         python = interpreter(version)
@@ -91,8 +102,8 @@ def main(versions: list[str]) -> int:
         exact = install.asked(python, "-V").split()[1]
         install.say(f"Python {exact}")
         with tempfile.TemporaryDirectory() as folder:
-            passed = check(python, Path(folder))
-        told.append(f"{exact} (reduced set)")
+            passed = check(python, Path(folder), asked.slow == "all")
+        told.append(f"{exact} ({'tests' if asked.slow == 'all' else 'imports'} and the quick start)")
         failed += [] if passed else [exact]
     lines = [f"Pythons: {', '.join(told)}"]
     lines += [f"FAILED ON PYTHON {version}" for version in failed]

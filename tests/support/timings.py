@@ -1,114 +1,190 @@
-"""Where the time of a test run goes: by folder against its budget, the slowest tests, start-up and idle workers.
+"""What tests cost: processor seconds by stage and by folder, quick tests and slow ones, beside the last record of all.
 
-A plugin of pytest where ``RLJOB_TEST_TIMES`` names a folder, into which it writes what it has counted; started as
-`python tests/support/timings.py FOLDER` it prints what all runs of a CI have written there. Budgets are the table of
-CONTRIBUTING.md. What exceeds one is said and fails nothing: machines differ.
+A plugin of pytest where ``RLJOB_TEST_TIMES`` names a folder, into which it writes what it has counted. Started as
+`python tests/support/timings.py FOLDER` it prints what all runs of a CI have written there, and with ``--record`` keeps
+it as the record (`make everything`). Processor seconds, since machines of one kind differ more than twofold in seconds.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
+import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pytest
+from processor_time import processor_clock
+from slow import is_slow
 
 ROOT = Path(__file__).parents[2]
 FOLDER, STAGE = "RLJOB_TEST_TIMES", "RLJOB_TEST_STAGE"
-SLOWEST = 15
-_BUDGET = re.compile(r"^\| `(tests/[\w/]+)` \| (\d+) \|", re.MULTILINE)
+RECORD = ROOT / "benchmarks" / "everything" / "record.json"
+DEAREST = 15
+COLLECTING = pytest.StashKey[dict[str, float]]()
 
 
-def budgets() -> dict[str, int]:
-    """Seconds by folder: set-up, test and tear-down of all that is in it, one after the other."""
-    return {folder: int(limit) for folder, limit in _BUDGET.findall((ROOT / "CONTRIBUTING.md").read_text())}
+class Cost(NamedTuple):
+    """Of the tests of a folder, or of some of them."""
+
+    tests: int = 0
+    processor_seconds: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:  # type: ignore[override]
+        return Cost(self.tests + other.tests, self.processor_seconds + other.processor_seconds)
 
 
-def folder_of(test: str, folders: Mapping[str, int]) -> str:
-    """The deepest of ``folders`` that a test is in; its own where none has it."""
-    file = test.partition("::")[0]
-    found = [folder for folder in folders if file.startswith(f"{folder}/")]
-    return max(found, key=len, default=file.rpartition("/")[0])
+def folder_of(test: str) -> str:
+    """What a test counts for: a folder below tests/, and below tests/trainer/ each of its folders."""
+    *folders, _ = test.partition("::")[0].split("/")
+    return "/".join(folders[: 3 if folders[:2] == ["tests", "trainer"] else 2])
+
+
+def configure(config: pytest.Config) -> None:
+    """Where the environment names a folder: counts in each process that runs tests, and adds up in the one that others
+    report to."""
+    if folder := os.environ.get(FOLDER):
+        if not getattr(config.option, "numprocesses", None):
+            config.pluginmanager.register(Counted(config, processor_clock()))
+        if not hasattr(config, "workerinput"):
+            config.pluginmanager.register(Timings(Path(folder), os.environ.get(STAGE, "pytest")))
+
+
+class Counted:
+    """Notes on each report what the processors have done for it since the one before."""
+
+    def __init__(self, config: pytest.Config, clock: Callable[[], float]) -> None:
+        self._clock, self._seen = clock, 0.0
+        self._collecting: dict[str, float] = getattr(config, "workeroutput", config.stash.setdefault(COLLECTING, {}))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self) -> None:
+        self._seen = self._collecting["collecting"] = self._clock()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
+        outcome: Any = yield
+        now, report = self._clock(), outcome.get_result()
+        report.processor_seconds, report.is_slow = now - self._seen, is_slow(item)
+        self._seen = now
 
 
 class Timings:
-    """Adds up the durations of the tests of one pytest, or of its workers."""
+    """Adds up what the tests of one pytest, or of its workers, cost, and what collecting them did."""
 
     def __init__(self, folder: Path, stage: str) -> None:
         self._path = folder / f"{stage}-{os.getpid()}.json"
-        self._began = time.monotonic()
-        self._first: float | None = None
-        self._tests: Counter[str] = Counter()
-        self._set_up: Counter[str] = Counter()
+        self._tests: dict[str, list[Any]] = {}
+        """By id: processor seconds, whether it is slow."""
+        self._collecting = 0.0
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if self._first is None:
-            self._first = max(0.0, time.monotonic() - self._began - report.duration)
-        self._tests[report.nodeid] += report.duration
-        if report.when != "call":
-            self._set_up[report.nodeid] += report.duration
+        # A worker that has died has noted nothing.
+        counted = self._tests.setdefault(report.nodeid, [0.0, getattr(report, "is_slow", False)])
+        counted[0] += getattr(report, "processor_seconds", 0.0)
 
-    def pytest_terminal_summary(self, terminalreporter: Any, config: Any) -> None:
-        wall, workers = time.monotonic() - self._began, getattr(config.option, "numprocesses", None) or 1
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        self._collecting += getattr(node, "workeroutput", {}).get("collecting", 0.0)
+
+    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
         counts = {kind: len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "failed", "error", "skipped")}
-        start = wall if self._first is None else self._first
-        written = {
-            "wall": wall, "workers": workers, "start": start, "counts": counts,
-            "tests": self._tests, "set-up": self._set_up,
-        }  # fmt: skip
+        collecting = self._collecting + config.stash.get(COLLECTING, {}).get("collecting", 0.0)
+        written = {"counts": counts, "collecting": collecting, "tests": self._tests}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(written))
         terminalreporter.write_line("")
-        for line in table([written]):
+        for line in table([written], last_record()):
             terminalreporter.write_line(line)
 
 
-def table(runs: list[dict[str, Any]]) -> list[str]:
-    """Of one or more runs of pytest, as lines."""
-    limits, tests, set_up = budgets(), Counter[str](), Counter[str]()
+def last_record() -> dict[str, Any]:
+    """Of `make everything`; empty where none is kept."""
+    found: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return found
+
+
+def by_folder(runs: Iterable[dict[str, Any]]) -> dict[str, tuple[Cost, Cost]]:
+    """Quick tests and slow ones of each folder."""
+    quick, slow = dict[str, Cost](), dict[str, Cost]()
     for run in runs:
-        tests.update(run["tests"])
-        set_up.update(run["set-up"])
-    seconds, prepared = Counter[str](), Counter[str]()
-    for test, taken in tests.items():
-        seconds[folder_of(test, limits)] += taken
-        prepared[folder_of(test, limits)] += set_up[test]
-    lines = [f"{'seconds by folder':<44}{'all':>8}{'set-up':>8}{'budget':>8}"]
-    for folder, taken in seconds.most_common():
-        limit = limits.get(folder)
-        over = "  over its budget" if limit is not None and taken > limit else ""
-        lines.append(f"{folder:<44}{taken:>8.0f}{prepared[folder]:>8.0f}{'–' if limit is None else limit:>8}{over}")
-    lines.append(f"{'start-up and collection':<44}{sum(run['start'] for run in runs):>8.0f}")
-    idle = sum(run["workers"] * (run["wall"] - run["start"]) - sum(run["tests"].values()) for run in runs)
-    lines.append(f"{'workers between and after tests':<44}{max(0.0, idle):>8.0f}")
-    lines += [f"slowest tests{'all':>39}{'set-up':>8}"]
-    lines += [f"{taken:>52.1f}{set_up[test]:>8.1f}  {test}" for test, taken in tests.most_common(SLOWEST)]
-    return lines
+        for test, (seconds, again) in run["tests"].items():
+            kind, folder = slow if again else quick, folder_of(test)
+            kind[folder] = kind.get(folder, Cost()) + Cost(1, seconds)
+    return {folder: (quick.get(folder, Cost()), slow.get(folder, Cost())) for folder in sorted({*quick, *slow})}
 
 
-def gathered(folder: Path) -> list[str]:
-    """What all stages of a CI have written: the wall time of each, how busy the processors were, then all tests."""
-    lines = [f"{'stage':<44}{'seconds':>8}{'busy':>8}"]
-    stages = [line.split() for line in (folder / "stages").read_text().splitlines()]
-    files = {path: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    for name, seconds, *ticks in stages:
+def table(runs: list[dict[str, Any]], record: dict[str, Any]) -> list[str]:
+    """Of one or more runs of pytest, as lines."""
+    recorded = {folder: [Cost(*cost) for cost in costs] for folder, costs in record.get("folders", {}).items()}
+    of = f"recorded at {record['commit'][:8]}" if record else "nothing is recorded"
+    lines = [
+        f"{'tests, and their seconds of a processor':<44}{'quick':>14}{'slow':>14}{of:>28}",
+        *(
+            f"{folder:<44}{_shown(quick)}{_shown(slow)}{''.join(map(_shown, recorded.get(folder, [])))}"
+            for folder, (quick, slow) in by_folder(runs).items()
+        ),
+        f"{'start-up and collection':<44}{'':>6}{sum(run['collecting'] for run in runs):>8.0f}",
+        "dearest tests",
+    ]
+    tests = Counter[str]()
+    for run in runs:
+        tests.update({test: seconds for test, (seconds, _) in run["tests"].items()})
+    return [*lines, *(f"{taken:>58.1f}  {test}" for test, taken in tests.most_common(DEAREST))]
+
+
+def _shown(cost: Cost) -> str:
+    return f"{cost.tests or '–':>6}{cost.processor_seconds:>8.0f}" if cost.tests else f"{'–':>6}{'':>8}"
+
+
+def _stages(folder: Path) -> list[tuple[str, int, float]]:
+    """Names, seconds and processor seconds."""
+    read = [line.split() for line in (folder / "stages").read_text().splitlines()]
+    return [(name, int(seconds), (float(later) - float(before)) / 100) for name, seconds, before, later in read]
+
+
+def gathered(folder: Path, record: dict[str, Any]) -> list[str]:
+    """What all stages of a CI have written: seconds, processor seconds of the machine, and how their tests ended."""
+    lines = [f"{'stage':<44}{'seconds':>14}{'processor':>14}"]
+    files = _files(folder)
+    for name, seconds, worked in _stages(folder):
         runs = [run for path, run in files.items() if path.stem.rpartition("-")[0] == name]
         counts = sum((Counter[str](run["counts"]) for run in runs), Counter[str]())
         said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        lines.append(f"{name:<44}{int(seconds):>8}{_busy(*map(float, ticks)):>8.0%}  {said}".rstrip())
-    lines.append(f"{'all stages':<44}{sum(int(seconds) for _, seconds, *_ in stages):>8}")
-    return [*lines, *table([*files.values()])]
+        lines.append(f"{name:<44}{seconds:>14}{worked:>14.0f}  {said}".rstrip())
+    stages = _stages(folder)
+    lines.append(f"{'all stages':<44}{sum(s for _, s, _ in stages):>14}{sum(w for *_, w in stages):>14.0f}")
+    return [*lines, *table([*files.values()], record)]
 
 
-def _busy(worked: float, idled: float, worked_later: float, idled_later: float) -> float:
-    """Which share of the processors' time was used between two looks at their clocks."""
-    used = worked_later - worked
-    return used / max(1.0, used + idled_later - idled)
+def _files(folder: Path) -> dict[Path, dict[str, Any]]:
+    return {path: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """What `make everything` keeps of a whole CI."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    stages = _stages(folder)
+    return {
+        "commit": commit.strip(),
+        "day": datetime.now(UTC).date().isoformat(),
+        "seconds": sum(seconds for _, seconds, _ in stages),
+        "processor_seconds": round(sum(worked for *_, worked in stages)),
+        "stages": {name: [seconds, round(worked)] for name, seconds, worked in stages},
+        "folders": {
+            name: [[cost.tests, round(cost.processor_seconds, 1)] for cost in costs]
+            for name, costs in by_folder(_files(folder).values()).items()
+        },
+    }
 
 
 if __name__ == "__main__":
-    print("\n".join(gathered(Path(sys.argv[1]))))
+    counted = Path(sys.argv[1])
+    print("\n".join(gathered(counted, last_record())))
+    if sys.argv[2:] == ["--record"]:
+        RECORD.parent.mkdir(exist_ok=True)
+        RECORD.write_text(json.dumps(recorded(counted), indent=1) + "\n")
