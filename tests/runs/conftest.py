@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.kills import runs
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -20,8 +21,22 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
         yield forks
 
 
+@pytest.fixture(scope="session")
+def warm_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    with Warm(tmp_path_factory.mktemp("home"), vllm=True) as forks:
+        yield forks
+
+
 @pytest.fixture
-def runner(tmp_path: Path, warm: Warm) -> Iterator[Runner]:
-    started = Runner(tmp_path, warm)
+def runner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runner]:
+    vllm = request.node.get_closest_marker("vllm") is not None
+    started = Runner(tmp_path, request.getfixturevalue("warm_vllm" if vllm else "warm"))
     yield started
     started.close()
+
+
+@pytest.fixture
+def two_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that are killed train half of what the benchmark does: still more steps than there are kills and what they
+    undo."""
+    monkeypatch.setattr(runs, "EPOCHS", 2)

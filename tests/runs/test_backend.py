@@ -14,6 +14,7 @@ from tiny_job import copy_job
 SAME = ("actor/policy_loss", "actor/grad_norm", "actor/entropy", "reward/mean")
 
 
+@pytest.mark.slow(stands_for="tests/trainer/learner/test_backends.py::test_stages_have_the_gradient_of_one_rank")
 def test_a_run_with_stages_is_the_run_of_one_rank(runner: Runner) -> None:
     """Four ranks of which two return outputs, through the same driver: the same samples, losses and weights."""
     shutil.copy(pipeline_backend.__file__, runner.folder / "stages.py")

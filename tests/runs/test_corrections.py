@@ -21,6 +21,7 @@ PIPELINES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow(stands_for=["[sync-decoupled]", "[finish first-bypass]", "[recompute-decoupled]"])
 @pytest.mark.parametrize("correction", ["bypass", "decoupled"])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_correction_works_in_every_mode(runner: Runner, name: str, correction: str) -> None:

@@ -20,6 +20,7 @@ TWINS = EXAMPLES / "pipelines"
 MISMATCH = "fully-async-dapo-7b/mismatch-correction"
 
 
+@pytest.mark.slow(stands_for="[torch]")
 @pytest.mark.parametrize(
     "engine",
     [
@@ -97,6 +98,7 @@ def test_three_lines_make_a_job_of_ones_own_model_data_and_reward(runner: Runner
     assert all(-1 < r["reward/mean"] < 0 for r in records)
 
 
+@pytest.mark.slow(stands_for="[fully asynchronous, corrected]")
 @pytest.mark.parametrize(
     ("files", "age"),
     [(["one-step-off"], 1), (["fully-async-dapo-7b/base", "fully-async-dapo-7b/8-8", MISMATCH], 4)],
@@ -111,6 +113,9 @@ def test_a_large_example_runs_on_two_cores(runner: Runner, files: list[str], age
     assert 0 < records[2]["age/max"] <= age
 
 
+@pytest.mark.slow(
+    stands_for="tests/trainer/rollout/test_vllm_routing.py::test_a_token_keeps_the_experts_of_the_pass_that_it_was_sampled_in"
+)
 @pytest.mark.vllm
 def test_a_mixture_of_experts_learns_in_rows_of_two_ranks(runner: Runner) -> None:
     """The twin of the recipe for 30 thousand million parameters: its experts reach the engine with every version."""
@@ -130,6 +135,7 @@ def test_a_mixture_of_experts_learns_in_rows_of_two_ranks(runner: Runner) -> Non
     assert any(record["moe/rerouted"] > 0 for record in trained)
 
 
+@pytest.mark.slow(stands_for="tests/runs/test_learning.py::test_a_run_learns_to_repeat_two_digits")
 def test_a_model_learns_to_finish_programs_from_their_tests_alone(runner: Runner) -> None:
     output = runner.folder / "output"
     runner.run("run", EXAMPLES / "code" / "operators.yaml", "--output", output)
@@ -144,6 +150,7 @@ def test_a_model_learns_to_finish_programs_from_their_tests_alone(runner: Runner
     assert main(["validate", str(EXAMPLES / "code" / "deepcoder-7b.yaml")]) == 0
 
 
+@pytest.mark.slow(stands_for="[partial-rollout-decoupled-2]")
 @pytest.mark.parametrize(("mode", "correction", "age"), [("stream", "bypass", 0), ("partial-rollout", "decoupled", 2)])
 def test_a_twin_runs_within_its_bound(runner: Runner, mode: str, correction: str, age: int) -> None:
     """The modes differ in nothing but these settings, so two of them stand for all."""

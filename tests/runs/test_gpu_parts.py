@@ -65,6 +65,9 @@ def hidden() -> list[str]:
     )
 
 
+@pytest.mark.slow(
+    stands_for="tests/benchmarks/test_gpu.py::test_packages_that_are_missing_are_named_and_what_wants_torch_alone_runs"
+)
 def test_the_parts_that_want_torch_alone_run_with_what_is_carried_beside_it_and_meet_their_goals(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +95,9 @@ def test_the_parts_that_want_torch_alone_run_with_what_is_carried_beside_it_and_
     assert list(written) == names
 
 
+@pytest.mark.slow(
+    stands_for="tests/runs/test_vllm.py::test_requests_run_on_through_publications_and_the_engine_agrees_with_the_trainer"
+)
 @pytest.mark.vllm
 def test_engine_and_learner_agree_and_the_engine_computes_the_same_after_a_sleep(cache: Path) -> None:
     outcome = command.run("agreement", 600, "cpu", cache)
@@ -99,6 +105,9 @@ def test_engine_and_learner_agree_and_the_engine_computes_the_same_after_a_sleep
     assert [figure.met for figure in outcome.figures] == [True, True, True]
 
 
+@pytest.mark.slow(
+    stands_for="tests/runs/test_vllm.py::test_requests_run_on_through_publications_and_the_engine_agrees_with_the_trainer"
+)
 @pytest.mark.vllm
 def test_an_engine_with_its_core_in_its_own_process_takes_weights_sleeps_and_wakes(cache: Path) -> None:
     outcome = command.run("engine-process-weights", 900, "cpu", cache)

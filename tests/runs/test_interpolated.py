@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from real_runs import Runner, metrics_of
 from tiny_job import copy_job
 
@@ -31,6 +32,7 @@ def test_one_step_off_every_token_is_anchored_at_the_policy_that_sampled_it(runn
     assert all(r["drift/kl"] > 0 for r in records[1:])
 
 
+@pytest.mark.slow(stands_for="test_one_step_off_every_token_is_anchored_at_the_policy_that_sampled_it")
 def test_older_tokens_are_anchored_between_both_policies(runner: Runner) -> None:
     records = run(
         runner,

@@ -57,6 +57,7 @@ def rows_of(output: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow(stands_for="test_a_judge_that_is_killed_for_seconds_costs_no_reward")
 def test_a_run_learns_from_what_a_judge_says(runner: Runner) -> None:
     assert main(["validate", str(EXAMPLE / "helpful-7b.yaml")]) == 0
     port, output = free_port(), runner.folder / "output"

@@ -1,4 +1,4 @@
-"""Whole runs that must learn: from random weights to repeating three digits, bound by steps and not by seconds."""
+"""Whole runs that must learn: from random weights to repeating digits, bound by steps and not by seconds."""
 
 from __future__ import annotations
 
@@ -8,24 +8,53 @@ import pytest
 from real_runs import Runner, metrics_of
 from tiny_job import copy_job
 
-TASK = {"type": "copy", "digits": 3, "size": 800}
+GRPO = {
+    "preset": "grpo",
+    "kl": {"inLoss": {"coefficient": 0}},
+    "policyLoss": {"clipHigh": 0.28},
+    "aggregation": "tokenMean",
+    "entropyCoefficient": 0.01,
+}
+GROUPS = {"groups": 32, "samplesPerPrompt": 16, "miniBatchGroups": 8, "epochs": 2}
 
 
+def learned(
+    runner: Runner, algorithm: dict[str, Any], batch: dict[str, int], steps: int, *, digits: int, size: int, rate: float
+) -> tuple[float, float]:
+    """The share of right digits in the last five steps, and of problems that are right after them."""
+    job = copy_job(
+        algorithm=algorithm,
+        batch=batch,
+        rollout={"engine": "torch", "maxResponseTokens": digits + 1},
+        trainer={"optimizer": {"learningRate": rate}},
+        validation={"atStart": False},
+        checkpoint={"everySteps": 0},
+        stop={"steps": steps},
+    )
+    task = {"type": "copy", "digits": digits}
+    job["spec"]["data"]["train"]["task"] = task | {"size": size}
+    job["spec"]["data"]["validation"][0] |= {"task": task, "limit": 100}
+    if digits > 2:
+        job["spec"]["model"]["random"] |= {"hiddenSize": 128, "heads": 4}
+    output = runner.folder / "output"
+    runner.run("run", runner.write(job), "--output", output)
+    records = metrics_of(output)
+    return sum(r["reward/mean"] for r in records[-5:]) / 5, records[-1]["validation/held-out/mean@1"]
+
+
+def test_a_run_learns_to_repeat_two_digits(runner: Runner) -> None:
+    right_digits, right = learned(runner, GRPO, GROUPS, 40, digits=2, size=90, rate=2e-3)
+    # Chance: a tenth of the digits, one problem in a hundred. Other processors round otherwise, which is another path:
+    # over three seeds the digits end at 0.53 to 0.89, and 30 to 80 of a hundred problems are right.
+    assert right_digits >= 0.4
+    assert right >= 0.15
+
+
+@pytest.mark.slow(stands_for="test_a_run_learns_to_repeat_two_digits")
 @pytest.mark.parametrize(
     ("algorithm", "batch", "steps"),
     [
-        pytest.param(
-            {
-                "preset": "grpo",
-                "kl": {"inLoss": {"coefficient": 0}},
-                "policyLoss": {"clipHigh": 0.28},
-                "aggregation": "tokenMean",
-                "entropyCoefficient": 0.01,
-            },
-            {"groups": 32, "samplesPerPrompt": 16, "miniBatchGroups": 8, "epochs": 2},
-            80,
-            id="grpo",
-        ),
+        pytest.param(GRPO, GROUPS, 80, id="grpo"),
         pytest.param(
             {
                 "preset": "ppo",
@@ -43,23 +72,8 @@ TASK = {"type": "copy", "digits": 3, "size": 800}
 def test_a_run_learns_to_repeat_three_digits(
     runner: Runner, algorithm: dict[str, Any], batch: dict[str, int], steps: int
 ) -> None:
-    job = copy_job(
-        algorithm=algorithm,
-        batch=batch,
-        rollout={"engine": "torch", "maxResponseTokens": 4},
-        trainer={"optimizer": {"learningRate": 1e-3}},
-        validation={"atStart": False},
-        checkpoint={"everySteps": 0},
-        stop={"steps": steps},
-    )
-    random = job["spec"]["model"]["random"]
-    random |= {"hiddenSize": 128, "heads": 4}
-    job["spec"]["data"]["train"]["task"] = TASK
-    job["spec"]["data"]["validation"][0] |= {"task": {"type": "copy", "digits": 3}, "limit": 100}
-    output = runner.folder / "output"
-    runner.run("run", runner.write(job), "--output", output)
-    records = metrics_of(output)
+    right_digits, right = learned(runner, algorithm, batch, steps, digits=3, size=800, rate=1e-3)
     # Chance: a tenth of the digits, one problem in a thousand. Other processors round otherwise, which is another path:
     # over four seeds the digits end at 0.90 to 0.92, and 61 to 82 of a hundred problems are right.
-    assert sum(r["reward/mean"] for r in records[-5:]) / 5 >= 0.8
-    assert records[-1]["validation/held-out/mean@1"] >= 0.5
+    assert right_digits >= 0.8
+    assert right >= 0.5

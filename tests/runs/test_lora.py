@@ -29,6 +29,7 @@ def assignments(changes: dict[str, str]) -> list[str]:
     return [part for path, value in changes.items() for part in ("--set", f"{path}={value}")]
 
 
+@pytest.mark.slow(stands_for="[fullyAsync, two ranks]")
 @pytest.mark.parametrize("changes", [{}, FULLY_ASYNC], ids=["sync", "fullyAsync, two ranks"])
 def test_the_example_learns_and_leaves_the_model_as_it_was(runner: Runner, changes: dict[str, str]) -> None:
     assert main(["validate", str(EXAMPLE / "grpo-7b-lora.yaml")]) == 0
@@ -53,6 +54,9 @@ def test_the_example_learns_and_leaves_the_model_as_it_was(runner: Runner, chang
         assert torch.equal(tensor, first[name]) != name.endswith("_proj.weight"), name
 
 
+@pytest.mark.slow(
+    stands_for="tests/runs/test_run.py::test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same"
+)
 def test_after_a_kill_it_is_what_it_would_have_been(runner: Runner) -> None:
     short = assignments({"stop.steps": "6", "checkpoint.everySteps": "2", "batch.groups": "8", "data.validation": "[]"})
     for name in ("whole", "killed"):
@@ -73,6 +77,9 @@ def test_after_a_kill_it_is_what_it_would_have_been(runner: Runner) -> None:
     assert all(bool(tensor.any()) for tensor in whole.values())
 
 
+@pytest.mark.slow(
+    stands_for="tests/trainer/rollout/test_vllm_adapter.py::test_each_version_is_computed_with_its_own_adapter"
+)
 @pytest.mark.vllm
 def test_vllm_is_sent_adapters_alone_after_a_resume_too(runner: Runner) -> None:
     changes = {"rollout.engine": "vllm", "model.lora.publish": "adapter", "data.validation": "[]"}

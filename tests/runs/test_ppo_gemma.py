@@ -12,6 +12,7 @@ from rljob_trainer.cli import main
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ppo-gemma"
 
 
+@pytest.mark.slow(stands_for="tests/runs/test_learning.py::test_a_run_learns_to_repeat_two_digits")
 def test_it_learns_to_repeat_two_digits(runner: Runner) -> None:
     assert main(["validate", str(EXAMPLE / "gemma-2-2b.yaml")]) == 0
     output = runner.folder / "output"
@@ -27,6 +28,9 @@ def test_it_learns_to_repeat_two_digits(runner: Runner) -> None:
     assert max(r["mismatch/log_prob/max"] for r in records[1:]) < 1e-4
 
 
+@pytest.mark.slow(
+    stands_for="tests/runs/test_vllm.py::test_requests_run_on_through_publications_and_the_engine_agrees_with_the_trainer"
+)
 @pytest.mark.vllm
 def test_vllm_serves_each_version_that_is_trained(runner: Runner) -> None:
     output = runner.folder / "output"

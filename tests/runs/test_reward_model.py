@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from real_runs import Runner, metrics_of
 
 from rljob_trainer.cli import main
@@ -15,6 +16,12 @@ from rljob_trainer.cli import main
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reward-model"
 
 
+@pytest.mark.slow(
+    stands_for=[
+        "tests/runs/test_learning.py::test_a_run_learns_to_repeat_two_digits",
+        "tests/runs/test_reward_model_processes.py::test_scores_through_the_processes",
+    ]
+)
 def test_the_policys_score_rises_by_a_standard_deviation_in_60_steps(runner: Runner) -> None:
     assert main(["validate", str(EXAMPLE / "helpful-7b.yaml")]) == 0
     shutil.copy(EXAMPLE / "tiny.yaml", runner.folder)

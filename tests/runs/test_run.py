@@ -123,6 +123,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow(stands_for="test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same")
 def test_actor_critic_muon_and_the_kl_controller_are_after_a_kill_what_they_would_have_been(runner: Runner) -> None:
     controller = {"type": "adaptive", "target": 1e-4, "horizon": 20}
     job = runner.write(
@@ -149,6 +150,7 @@ def test_actor_critic_muon_and_the_kl_controller_are_after_a_kill_what_they_woul
     assert evaluated["validation/mean"] == metrics_of(whole)[-1]["validation/mean"]
 
 
+@pytest.mark.slow(stands_for="test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same")
 def test_two_ranks_are_after_a_kill_what_they_would_have_been(runner: Runner) -> None:
     trainer = {"replicas": 2, "optimizer": {"learningRate": 1e-3}}
     job = runner.write(copy_job(trainer=trainer, validation={"atStart": False}, stop={"steps": 4}))
@@ -178,6 +180,12 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow(
+    stands_for=[
+        "test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same",
+        "tests/runs/test_vllm.py::test_requests_run_on_through_publications_and_the_engine_agrees_with_the_trainer",
+    ]
+)
 @pytest.mark.vllm
 def test_with_a_vllm_engine_a_run_is_after_a_kill_what_it_would_have_been(runner: Runner) -> None:
     """Two starts instead of three: what the killed one had done of steps 3 and 4, the next one does again."""
@@ -243,7 +251,7 @@ def whole_and_killed(runner: Runner, job: Path) -> tuple[Path, Path]:
     """The folders of an untouched run and of one that was killed after step 3 and went on from step 2. Their records
     are the same."""
     whole, killed = runner.folder / "whole", runner.folder / "killed"
-    runner.run("run", job, "--output", whole, cold=True)
+    runner.run("run", job, "--output", whole)
     runner.run("run", job, "--output", killed, program=("-c", DIES_AFTER_STEP_3), expect=-signal.SIGKILL)
     assert "resuming from the checkpoint of step 2" in runner.run("run", job, "--output", killed)
     assert [repeatable(r) for r in metrics_of(killed)] == [repeatable(r) for r in metrics_of(whole)]
@@ -482,6 +490,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(runner: Run
     assert [r["step"] for r in metrics_of(output)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow(
+    stands_for=[
+        "[sync, two ranks, engine apart]",
+        "[sync, two ranks that share rows]",
+        "[one step off]",
+        "[fully asynchronous, two engines]",
+    ]
+)
 @pytest.mark.parametrize(
     "changes",
     [

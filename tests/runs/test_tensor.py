@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 from real_runs import Runner, metrics_of, wait_for
 
 from rljob_trainer.cli import main
@@ -20,6 +21,12 @@ def ranks_of(driver: int) -> list[int]:
     return [child.pid for child in children if any(part.startswith("ray::RankActor") for part in child.cmdline())]
 
 
+@pytest.mark.slow(
+    stands_for=[
+        "tests/runs/test_run.py::test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same",
+        "tests/trainer/learner/test_tensor.py::test_gradients_norms_and_steps_are_those_of_one_process",
+    ]
+)
 def test_two_ranks_of_every_layer_learn_and_go_on_after_one_was_killed(runner: Runner) -> None:
     assert main(["validate", str(EXAMPLE / "grpo-70b.yaml")]) == 0
     output = runner.folder / "output"

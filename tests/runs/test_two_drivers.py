@@ -19,6 +19,9 @@ from warm import Forked
 from rljob_trainer.telemetry.summary import Summary
 
 
+@pytest.mark.slow(
+    stands_for=["[between checkpoints-while the other trains]", "[within a checkpoint-after the other's end]"]
+)
 @pytest.mark.parametrize("ended", [False, True], ids=["while the other trains", "after the other's end"])
 @pytest.mark.parametrize("within", [False, True], ids=["between checkpoints", "within a checkpoint"])
 def test_the_older_of_two_drivers_ends_without_a_trace(runner: Runner, ended: bool, within: bool) -> None:

@@ -60,6 +60,12 @@ def test_requests_run_on_through_publications_and_the_engine_agrees_with_the_tra
     check_export(runner, output)
 
 
+@pytest.mark.slow(
+    stands_for=[
+        "test_requests_run_on_through_publications_and_the_engine_agrees_with_the_trainer",
+        "tests/trainer/rollout/test_vllm_core_process.py::test_with_a_kept_cache_each_token_has_the_version_that_made_it",
+    ]
+)
 def test_a_core_in_its_own_process_takes_weights_while_requests_run_on(runner: Runner) -> None:
     """Inside Ray's actor, two batches deep."""
     job = copy_job(
