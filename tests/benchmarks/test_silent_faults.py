@@ -13,6 +13,7 @@ def test_a_fault_is_named_within_a_step(name: str) -> None:
     assert outcome.named, f"{outcome.steps} steps later: {outcome.sentence}"
 
 
+@pytest.mark.slow(stands_for="[sync]")
 @pytest.mark.parametrize("sound", ["sync", "fullyAsync, recompute"])
 def test_a_sound_run_says_nothing(sound: str) -> None:
     assert false_alarms(sound) == []

@@ -61,6 +61,7 @@ def test_the_build_back_end_is_pinned_as_pyproject_says() -> None:
         assert pinned("build.txt")[name][0] == version
 
 
+@pytest.mark.slow(stands_for=["[the operator-3.13]", "[for CPUs-3.12]", "[for GPUs-3.11]"])
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize(
     ("file", "extras"),

@@ -49,6 +49,7 @@ async def first_crash(world: World) -> str | None:
     return clusters[0]["metadata"]["annotations"].get(FIRST_CRASH_ANNOTATION) if clusters else None
 
 
+@pytest.mark.slow(stands_for=["[trainer-real]", "[headgroup-fake]"])
 @pytest.mark.parametrize("group", ["headgroup", "trainer"])
 async def test_a_job_whose_pods_keep_crashing_is_given_up_and_says_which(world: World, group: str) -> None:
     world.kubelet.becomes_ready = pods = CrashingPods(group)

@@ -52,6 +52,7 @@ def assert_nothing_happened_twice(world: World, name: str) -> None:
     assert attempts == sorted(set(attempts))
 
 
+@pytest.mark.slow(stands_for="[1]")
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_the_operator_is_killed_after_every_third_write_or_so(
     world: World, network: BadNetwork, seed: int
@@ -82,6 +83,7 @@ async def test_the_operator_is_killed_after_every_third_write_or_so(
     assert network.writes > 20
 
 
+@pytest.mark.slow(stands_for=["[409]", "[503]"])
 @pytest.mark.parametrize("status", [409, 429, 500, 503])
 async def test_four_of_ten_writes_fail(world: World, network: BadNetwork, status: int) -> None:
     dice = random.Random(status)
@@ -117,6 +119,7 @@ async def test_watches_are_cut(world: World, network: BadNetwork) -> None:
     assert_nothing_happened_twice(world, "cut-off")
 
 
+@pytest.mark.slow(stands_for="[1]")
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_events_are_told_twice_late_and_in_another_order(world: World, network: BadNetwork, seed: int) -> None:
     dice = random.Random(seed)

@@ -140,7 +140,7 @@ async def test_pools_that_score_grow_and_shrink_beside_the_engines(world: World)
     assert (wish.reward_model_replicas, wish.judge_replicas, wish.rollout_replicas) == (1, 1, 3)
     job = await world.until_condition("scored", "Resizing", "False", "AtSize")
     assert [job["status"]["pools"][pool]["replicas"] for pool in ("reward-model", "judge")] == [1, 1]
-    assert [job["status"]["progress"][ready] for ready in ("scorersReady", "judgesReady")] == [1, 1]
+    await world.until("what the driver says of them has been asked again", lambda: _ready(world, 1, 1))
     # What pods look like, and whether a pool is there at all, waits for a suspension; which model judges for ever.
     for change in ({"rewardModel": None}, {"rewardModel": {"gpusPerReplica": 1}}, {"judge": {"gpusPerReplica": 1}}):
         with pytest.raises(ApiCallError, match="while the job is suspended only"):
@@ -152,6 +152,11 @@ async def test_pools_that_score_grow_and_shrink_beside_the_engines(world: World)
 async def _counts(world: World, engines: int, scorers: int, judges: int) -> bool:
     groups = [pod["metadata"]["labels"].get("ray.io/group") for pod in await world.pods()]
     return tuple(map(groups.count, ("rollout", "reward-model", "judge"))) == (engines, scorers, judges)
+
+
+async def _ready(world: World, scorers: int, judges: int) -> bool:
+    progress = (await world.job("scored"))["status"]["progress"]
+    return (progress["scorersReady"], progress["judgesReady"]) == (scorers, judges)
 
 
 async def test_a_lost_head_means_a_new_cluster_and_the_next_attempt(world: World) -> None:

@@ -119,5 +119,11 @@ async def test_kuberay_does_what_the_fake_does(world: World) -> None:
     await conforms(world)
 
 
+@pytest.mark.slow(
+    stands_for=[
+        "test_a_job_lives_through_scaling_suspension_and_retry_with_the_real_kuberay",
+        "tests/integration/test_chaos.py::test_every_job_gets_where_it_shall",
+    ]
+)
 async def test_every_job_gets_where_it_shall_with_the_real_kuberay(world: World, network: BadNetwork) -> None:
     await walk_all(world, network, FIRST, RUNS)

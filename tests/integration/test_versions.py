@@ -23,7 +23,17 @@ pytestmark = pytest.mark.timeout(600)
 SPECS = 150
 
 
-@pytest.fixture(scope="module", params=OTHER_VERSIONS)
+ON_THE_ONE_THAT_ALL_RUN_ON = pytest.mark.slow(
+    stands_for=[
+        "tests/integration/test_cel_budget.py::test_every_rule_and_all_together_may_cost_twice_as_much",
+        "tests/integration/test_malformed_jobs.py::test_no_job_is_taken_by_one_and_refused_by_another",
+        "tests/integration/test_life_cycle.py::test_a_job_runs_to_its_end_and_frees_its_cluster",
+    ]
+)
+"""The same is said there on the version in the middle."""
+
+
+@pytest.fixture(scope="module", params=[pytest.param(age, marks=ON_THE_ONE_THAT_ALL_RUN_ON) for age in OTHER_VERSIONS])
 def age(request: pytest.FixtureRequest) -> str:
     """Which of them it is."""
     return str(request.param)

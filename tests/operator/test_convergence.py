@@ -195,7 +195,7 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(
-    max_examples=int(os.environ.get("RLJOB_CHAOS_RUNS", "60")),
+    max_examples=int(os.environ.get("RLJOB_CHAOS_RUNS", "30")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -99,6 +99,7 @@ def test_while_the_retry_pauses_there_are_no_pods_and_the_pause_doubles() -> Non
     assert (world.reason("Running"), world.submissions) == ("Training", [4])
 
 
+@pytest.mark.slow(stands_for="[0]")
 @pytest.mark.parametrize("writes", [0, 1, 2, 3])
 def test_an_operator_that_is_killed_again_and_again_counts_each_start_once(writes: int) -> None:
     world = starting(retry={"limit": 1, "backoffSeconds": 0})

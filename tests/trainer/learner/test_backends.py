@@ -68,6 +68,7 @@ def gradient(
     return whole([layout.shard(n, p, layout.local(p.grad)) for n, p in module.named_parameters() if p.grad is not None])
 
 
+@pytest.mark.slow(stands_for="[ppo-PipelineFedFromBehind]")
 @pytest.mark.parametrize("kind", [Pipeline, PipelineFedFromBehind])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_stages_have_the_gradient_of_one_rank(
@@ -104,6 +105,7 @@ def _ray(forked_workers: None) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow(stands_for="test_stages_publish_what_one_rank_does_and_answer_for_all_of_it_once")
 @pytest.mark.usefixtures("_ray")
 async def test_one_group_of_either_backend_trains_alike_and_reads_what_the_other_has_written(
     make_batch: Callable[..., SequenceBatch], one: LearnerSettings, tmp_path: Path

@@ -86,6 +86,7 @@ def far(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float
 
 # C++ takes its compiler seconds a program: these run what the tracer has made, the test in half precision goes the
 # whole way.
+@pytest.mark.slow(stands_for="[gemma]")
 @pytest.mark.parametrize(
     ("folder", "changes"),
     [
@@ -135,6 +136,7 @@ def scored_and_updated(
     return scores, first
 
 
+@pytest.mark.slow(stands_for="test_compiled_layers_have_the_scores_and_the_gradient_of_layers_as_they_are[gemma]")
 def test_in_half_precision_an_update_begins_with_the_log_probs_of_a_score(
     ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +205,7 @@ def test_the_job_says_it(tmp_path: Path) -> None:
         assert LearnerSettings.from_job(job, tmp_path).compile is said
 
 
+@pytest.mark.slow(stands_for="test_rows_of_other_lengths_need_no_other_programs")
 def test_programs_are_kept_among_the_temporary_files_and_nowhere_else(tmp_path: Path) -> None:
     """A pod need not be able to write anywhere else."""
     home, temporary, here = (tmp_path / name for name in ("home", "temporary", "here"))

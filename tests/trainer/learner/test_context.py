@@ -140,6 +140,9 @@ def distances(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
         yield name, difference / max(float(value.norm()), least)
 
 
+@pytest.mark.slow(
+    stands_for=["[qwen2-{'ranks': 4, 'context': 2, 'replicate': 2}]", "[gemma2-{'ranks': 2, 'context': 2}]"]
+)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("family", ["qwen2", "llama", "mistral", "qwen3", "gemma2"])
 def test_the_gradient_is_that_of_one_process(
@@ -154,6 +157,7 @@ def test_the_gradient_is_that_of_one_process(
                 assert distance < 1e-5, name
 
 
+@pytest.mark.slow(stands_for="[activation_checkpointing,micro_batch_tokens-]")
 @pytest.mark.parametrize(
     ("changes", "bound"),
     [
@@ -178,6 +182,7 @@ def test_what_changes_memory_and_speed_does_not_change_it(
             assert distance < bound, name
 
 
+@pytest.mark.slow(stands_for="[gspo]")
 @pytest.mark.parametrize(
     "loss",
     [
@@ -198,6 +203,7 @@ def test_losses_over_whole_sequences_and_mini_batches(
             assert distance < 1e-4, name
 
 
+@pytest.mark.slow(stands_for="[streams-{'ranks': 4, 'context': 2, 'replicate': 2}]")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("wanted", [WANTED, replace(WANTED, vocabulary_kl=True)], ids=["streams", "exact KL"])
 def test_every_stream_is_that_of_one_process(
@@ -228,6 +234,7 @@ def test_every_stream_is_that_of_one_process(
         assert all(np.array_equal(rank.streams[name], first.streams[name]) for name in alone.streams)
 
 
+@pytest.mark.slow(stands_for="[{'ranks': 4, 'context': 2, 'replicate': 2}]")
 @pytest.mark.parametrize("layout", [each for each in LAYOUTS if each["context"] == 2], ids=str)
 def test_updates_their_metrics_and_what_is_published(
     layout: dict[str, Any], ranks: Any, make_batch: Callable[..., SequenceBatch], untied_folder: Path
@@ -301,6 +308,7 @@ def saved(rank: int, address: str, settings: LearnerSettings, folder: Path, acti
     return dict(learner.named_parameters_for_publish())
 
 
+@pytest.mark.slow(stands_for="[{'ranks': 4, 'context': 2}-{'ranks': 1}]")
 @pytest.mark.parametrize(
     ("writers", "readers"),
     [({"ranks": 4, "context": 2}, {"ranks": 1}), ({"ranks": 2}, {"ranks": 4, "context": 4})],

@@ -126,6 +126,7 @@ def expected(folder: Path, batch: SequenceBatch) -> dict[str, np.ndarray]:
     return {"values": np.array(before), "final_values": np.array(final)}
 
 
+@pytest.mark.slow(stands_for="[qwen2-llama-{'ranks': 2}]")
 @pytest.mark.parametrize(
     ("policy", "critic", "changes"),
     [
@@ -206,6 +207,7 @@ def gradients(rank: int, address: str, settings: LearnerSettings, batch: Sequenc
     }
 
 
+@pytest.mark.slow(stands_for="[llama-{'ranks': 2, 'tensor': 2}]")
 @pytest.mark.parametrize(
     ("critic", "changes"), [("llama", {}), ("llama", {"ranks": 2, "tensor": 2}), ("mixture", {"ranks": 2})], ids=str
 )

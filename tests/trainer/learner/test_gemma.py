@@ -208,6 +208,7 @@ def ppo_step(
     return gradients, after
 
 
+@pytest.mark.slow(stands_for="[gemma2]")
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
 def test_ppo_on_two_ranks_with_recomputed_activations_equals_one_process(
     family: str, ranks: Any, make_batch: Callable[..., SequenceBatch], tmp_path: Path

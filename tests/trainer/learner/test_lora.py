@@ -151,6 +151,7 @@ def far(ours: Tensors, theirs: Tensors) -> float:
     return float(difference / torch.cat([tensor.double().flatten() for tensor in theirs.values()]).norm())
 
 
+@pytest.mark.slow(stands_for=["[one]", "[two ranks]"])
 @pytest.mark.parametrize(
     ("folder", "count", "changes"),
     [
@@ -206,6 +207,7 @@ def test_streams_gradients_and_weights_are_those_of_peft(
     assert added_up(answer["sums"] for answer in answers) == manifest_of(answers[0]["published"].items()).sums
 
 
+@pytest.mark.slow(stands_for="[2]")
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_critics_gradients_are_those_of_peft(
     count: int, ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path
@@ -292,6 +294,7 @@ def kept(rank: int, address: str, settings: LearnerSettings, batch: SequenceBatc
     }
 
 
+@pytest.mark.slow(stands_for="[2-bfloat16-False]")
 @pytest.mark.parametrize(
     ("count", "dtype", "muon"),
     [(1, "float32", False), (1, "bfloat16", False), (2, "bfloat16", False), (2, "float32", True)],
@@ -382,6 +385,7 @@ def resumed(
     return whole([shard for model in learner._trained for shard in model.state()]), manifest
 
 
+@pytest.mark.slow(stands_for="[2]")
 @pytest.mark.parametrize("writers", [1, 2])
 def test_a_state_is_the_adapters_and_goes_on_bit_for_bit(
     writers: int, ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path, tmp_path: Path
@@ -432,6 +436,7 @@ def test_an_adapter_is_not_read_beside_another_base(
                 read(tmp_path / place)
 
 
+@pytest.mark.slow(stands_for="[2]")
 @pytest.mark.parametrize("count", [1, 2])
 def test_peft_reads_an_exported_adapter_and_transformers_the_merged_model(
     count: int, ranks: Any, make_batch: Callable[..., SequenceBatch], untied_folder: Path, tmp_path: Path

@@ -62,6 +62,7 @@ def allocated(run: profile) -> Iterator[int]:
             yield present
 
 
+@pytest.mark.slow(stands_for=["[config0-row0-changes0]", "[config4-row4-changes4]"])
 @pytest.mark.parametrize(
     ("config", "row", "changes"),
     [

@@ -27,6 +27,7 @@ LAYERS = 3
 
 
 # Others are like one of these in all that a rank's memory depends on.
+@pytest.mark.slow(stands_for="[gsm8k.yaml]")
 @pytest.mark.parametrize(
     "files",
     [
@@ -44,6 +45,7 @@ def test_of_each_example_that_is_for_gpus(files: list[str], monkeypatch: pytest.
     assert fullest(rank) == pytest.approx(counted.peak, rel=0.03)
 
 
+@pytest.mark.slow(stands_for="[True]")
 @pytest.mark.parametrize("offload", [False, True])
 def test_of_ppo_at_7b_on_four_gpus(offload: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With offload the reference rests during an update, and critic, actor and their moments do not: each mini-batch
@@ -70,6 +72,7 @@ MIXTURE = ModelShape(
 MANY = replace(MIXTURE, experts=128)
 
 
+@pytest.mark.slow(stands_for=["[shape1-2-changes1]", "[shape4-8-changes4]"])
 @pytest.mark.parametrize(
     ("shape", "ranks", "changes"),
     [
@@ -132,6 +135,7 @@ def test_of_other_families_layouts_and_methods(
 ALL = AdapterShape(32)
 
 
+@pytest.mark.slow(stands_for="[shape1-2-adapter1-changes1]")
 @pytest.mark.parametrize(
     ("shape", "ranks", "adapter", "changes"),
     [
@@ -168,6 +172,7 @@ def test_of_adapters(
     assert fullest(rank) == pytest.approx(counted.peak, rel=0.03)
 
 
+@pytest.mark.slow(stands_for="[shape0-2]")
 @pytest.mark.parametrize(
     ("shape", "ranks"),
     [(SMALL, 2), (WIDE, 1), (NARROW, 4), (GEMMA2, 1), (GEMMA3, 2), (replace(MIXTURE, vocabulary=50), 2)],

@@ -47,6 +47,7 @@ def gradient(
     return {name: full(p.grad).clone() for name, p in named if p.grad is not None}, streams["log_probs"]
 
 
+@pytest.mark.slow(stands_for="[{'ranks': 4, 'context': 2, 'replicate': 2, 'activation_checkpointing': True}]")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_log_probs_and_gradients_are_those_of_transformers(
     layout: dict[str, Any], ranks: Any, make_batch: Callable[..., SequenceBatch], folder: Path
@@ -83,6 +84,7 @@ def published(
     return whole, sums, dict(manifest_of(whole.items()).sums)
 
 
+@pytest.mark.slow(stands_for="[2]")
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_what_is_published_has_the_names_of_files_and_ranks_answer_for_all_of_it_once(
     count: int, ranks: Any, folder: Path, tmp_path: Path
@@ -145,6 +147,7 @@ def updated(
     return report, dict(learner.named_parameters_for_publish())
 
 
+@pytest.mark.slow(stands_for="[adamw]")
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_updates_and_checkpoints_cross_the_number_of_ranks(
     kind: Any, ranks: Any, make_batch: Callable[..., SequenceBatch], folder: Path, tmp_path: Path

@@ -88,6 +88,7 @@ def updated(
     return moved, whole(learner.actor.optimizer.state())
 
 
+@pytest.mark.slow(stands_for="[{'ranks': 4, 'replicate': 2}]")
 @pytest.mark.parametrize("layout", [{"ranks": 2}, {"ranks": 4}, {"ranks": 4, "replicate": 2}], ids=str)
 def test_any_number_of_ranks_takes_the_same_step(
     layout: dict[str, Any], ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path

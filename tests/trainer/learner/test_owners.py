@@ -77,12 +77,14 @@ def of_learner(rank: int, address: str, settings: LearnerSettings) -> tuple[Sums
     )
 
 
+@pytest.mark.slow(stands_for="[2]")
 @pytest.mark.parametrize("count", [2, 4])
 def test_fully_sharded_parameters_add_up(ranks: Any, count: int) -> None:
     told = ranks.run(count, fully_sharded, count)
     assert added_up(own for own, _ in told) == told[0][1]
 
 
+@pytest.mark.slow(stands_for="[(2, 2)-[Replicate(), Shard(dim=0)]]")
 @pytest.mark.parametrize(
     ("shape", "placements"),
     [
@@ -100,6 +102,7 @@ def test_other_layouts_add_up_to_the_same(ranks: Any, shape: tuple[int, ...], pl
     assert added_up(own for own, _ in told) == told[0][1]
 
 
+@pytest.mark.slow(stands_for=["[float32-1]", "[bfloat16-2]"])
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_learners_ranks_add_up_to_what_they_publish(ranks: Any, tied_folder: Path, count: int, dtype: Any) -> None:

@@ -73,6 +73,7 @@ def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> 
     return worst
 
 
+@pytest.mark.slow(stands_for="[tied_folder]")
 @pytest.mark.parametrize("folder", ["tied_folder", "untied_folder"])
 def test_any_number_of_ranks_and_any_micro_batch_size(
     folder: str, ranks: Any, make_batch: Callable[..., SequenceBatch], request: pytest.FixtureRequest
@@ -92,6 +93,7 @@ def test_any_number_of_ranks_and_any_micro_batch_size(
                 assert total == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
+@pytest.mark.slow(stands_for="[ranks,activation_checkpointing,micro_batch_tokens]")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -131,6 +133,7 @@ def test_bfloat16_is_near_float32(ranks: Any, make_batch: Callable[..., Sequence
         assert all(g.dtype == torch.float32 for g in other.values())
 
 
+@pytest.mark.slow(stands_for="[tokenMean]")
 @pytest.mark.parametrize("aggregation", ["tokenMean", "tokenSum"])
 def test_float16_keeps_the_gradient_of_a_large_mini_batch(
     aggregation: str, ranks: Any, make_batch: Callable[..., SequenceBatch], untied_folder: Path
@@ -154,6 +157,7 @@ def test_what_is_masked_cannot_matter(ranks: Any, make_batch: Callable[..., Sequ
     assert distance(other, whole) == 0.0
 
 
+@pytest.mark.slow(stands_for=["[clipCov]", "[full KL]"])
 @pytest.mark.parametrize(
     "loss",
     [
@@ -200,6 +204,7 @@ def moved_gradient(
     return {n: full(p.grad).clone() for n, p in named if p.grad is not None}, {n: float(v) for n, v in sums.items()}
 
 
+@pytest.mark.slow(stands_for="[2-bfloat16]")
 @pytest.mark.parametrize(("count", "dtype"), [(2, "float32"), (4, "float32"), (1, "bfloat16"), (2, "bfloat16")])
 def test_publication_and_export_gather_the_folder_again(
     count: int, dtype: Any, ranks: Any, untied_folder: Path, tmp_path: Path

@@ -78,6 +78,7 @@ def scored(
     return learner.score(work.shares[rank], ScoreRequest(0.7, **wanted)).streams
 
 
+@pytest.mark.slow(stands_for=["[tied-to host and back]", "[untied-two ranks]"])
 @pytest.mark.parametrize(
     ("ranks_used", "options"),
     [

@@ -99,6 +99,9 @@ def gradient(
     return {name: full(p.grad).clone() for name, p in named if p.grad is not None}, streams["log_probs"]
 
 
+@pytest.mark.slow(
+    stands_for=["[{}-0.7]", "[{'ranks': 4, 'context': 2, 'replicate': 2, 'activation_checkpointing': True}-1.0]"]
+)
 @pytest.mark.parametrize("known", [1.0, 0.7])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_log_probs_and_gradients_are_transformers_with_the_same_experts(

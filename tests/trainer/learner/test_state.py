@@ -66,6 +66,7 @@ def updated(
     return state, learner.actor.updates, torch.rand(2)
 
 
+@pytest.mark.slow(stands_for="[2-bfloat16]")
 @pytest.mark.parametrize(("count", "dtype"), [(1, "bfloat16"), (2, "float32"), (2, "bfloat16")])
 def test_what_a_score_gathers_is_neither_saved_nor_taken_for_a_change(
     count: int,
@@ -98,6 +99,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path) if request.param == "folder" else request.getfixturevalue("object_store").place()
 
 
+@pytest.mark.slow(stands_for=["[folder-2]", "[bucket-1]"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_save_and_load_then_update_equals_going_on(
     count: int, ranks: Any, settings: LearnerSettings, make_batch: Callable[..., SequenceBatch], place: str
@@ -156,6 +158,7 @@ def test_what_rests_in_host_memory_is_saved_from_there(ranks: Any, tmp_path: Pat
         assert all(torch.equal(after[name], shard) for name, shard in before.items())
 
 
+@pytest.mark.slow(stands_for=["[folder-4-2]", "[bucket-1-2]"])
 @pytest.mark.parametrize(("writers", "readers"), [(2, 1), (1, 2), (4, 2)])
 def test_another_number_of_ranks_reads_the_same_state(
     writers: int,

@@ -152,6 +152,9 @@ def alone(ranks: Any, families: dict[str, Path]) -> Callable[[str, SequenceBatch
     return of
 
 
+@pytest.mark.slow(
+    stands_for=["[qwen3-{'ranks': 4, 'tensor': 2, 'replicate': 2}]", "[gemma2-{'ranks': 4, 'tensor': 2, 'context': 2}]"]
+)
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
@@ -188,6 +191,7 @@ def test_gradients_norms_and_steps_are_those_of_one_process(
             assert torch.equal(other_stepped[name], told[0][2][name]), name
 
 
+@pytest.mark.slow(stands_for="[activation_checkpointing-]")
 @pytest.mark.parametrize(
     ("changes", "bound"),
     [
@@ -213,6 +217,7 @@ def test_what_changes_memory_and_speed_does_not_change_it(
             assert distance < bound, name
 
 
+@pytest.mark.slow(stands_for="[full KL and entropy]")
 @pytest.mark.parametrize(
     ("loss", "layout"),
     [
@@ -247,6 +252,7 @@ def scores(
     return learner.score(work.sent()[rank], wanted)
 
 
+@pytest.mark.slow(stands_for="[streams-{'ranks': 4, 'tensor': 2, 'context': 2}]")
 @pytest.mark.parametrize("layout", [FOUR, LONG], ids=str)
 @pytest.mark.parametrize("exact_kl", [False, True], ids=["streams", "exact KL"])
 def test_every_stream_is_that_of_one_process(
@@ -290,6 +296,7 @@ def updated(
     return reports, dict(learner.named_parameters_for_publish())
 
 
+@pytest.mark.slow(stands_for="[muon-layout1]")
 @pytest.mark.parametrize(("kind", "layout"), [("adamw", COPIED), ("muon", SHARDED)])
 def test_updates_their_metrics_and_what_is_published(
     kind: Any, layout: dict[str, Any], ranks: Any, make_batch: Callable[..., SequenceBatch], families: dict[str, Path]
@@ -384,6 +391,7 @@ def begun(
     return whole, dict(learner_side.sums(learner))
 
 
+@pytest.mark.slow(stands_for="[{'ranks': 4, 'tensor': 2, 'context': 2}-{'ranks': 1}]")
 @pytest.mark.parametrize(
     ("writers", "readers"),
     [(LONG, {"ranks": 1}), ({"ranks": 2}, FOUR), (FOUR, COPIED)],

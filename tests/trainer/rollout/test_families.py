@@ -81,6 +81,7 @@ def theirs_of(model: PreTrainedModel, batch: SequenceBatch, log_probs_of: Callab
     return np.concatenate(parts)
 
 
+@pytest.mark.slow(stands_for=["[gemma2-torch]", "[gemma3_text-torch]"])
 @pytest.mark.parametrize(
     ("family", "kind"),
     [

@@ -39,7 +39,10 @@ def rank(llama_folder: Path) -> LearnerRank:
     return Fsdp2().start(LearnerSettings(llama_folder, lora=LORA))
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["core here", "core in its own process"])
+IN_ITS_OWN_PROCESS = pytest.param(True, marks=pytest.mark.slow(stands_for="[core here]"))
+
+
+@pytest.fixture(scope="module", params=[False, IN_ITS_OWN_PROCESS], ids=["core here", "core in its own process"])
 def engine(llama_folder: Path, request: pytest.FixtureRequest) -> Iterator[VLLMEngine]:
     from rljob_trainer.rollout.vllm_engine import VLLMEngine
 

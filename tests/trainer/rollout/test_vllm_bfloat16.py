@@ -87,6 +87,9 @@ def scored(rank: LearnerRank, batch: SequenceBatch) -> np.ndarray:
     return work.merge(batch, [streams["log_probs"]])
 
 
+@pytest.mark.slow(
+    stands_for="tests/trainer/rollout/test_vllm_engine.py::test_the_learner_gives_what_was_sampled_the_log_probs_that_the_engine_reports"
+)
 def test_both_agree_at_the_end_of_2000_tokens_before_and_after_an_update(engine: VLLMEngine, rank: LearnerRank) -> None:
     """Rotary frequencies that one of them had rounded to bfloat16 would make it 0.2 nats."""
     batch, log_probs = sampled(engine)

@@ -203,6 +203,7 @@ def test_a_core_that_is_killed_idle_ends_the_engine_with_its_reason(loop: Engine
     assert_ends_with_its_core(loop, busy=False)
 
 
+@pytest.mark.slow(stands_for="test_a_core_that_is_killed_idle_ends_the_engine_with_its_reason")
 def test_a_core_that_is_killed_at_work_ends_the_engine_with_its_reason(llama_folder: Path) -> None:
     assert_ends_with_its_core(new_loop(llama_folder), busy=True)
 
@@ -311,6 +312,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow(stands_for="test_a_core_that_is_killed_idle_ends_the_engine_with_its_reason")
 @pytest.mark.parametrize(
     ("tensor", "hangs"),
     [(1, "loading"), (2, "asked")],

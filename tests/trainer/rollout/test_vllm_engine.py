@@ -38,7 +38,10 @@ LogProbsOf = Callable[..., np.ndarray]
 PROMPTS = [(5, 6, 7), (9,), (1, 2, 3, 4, 5, 6, 7, 8), (30, 31)]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["core here", "core in its own process"])
+IN_ITS_OWN_PROCESS = pytest.param(True, marks=pytest.mark.slow(stands_for="[core here]"))
+
+
+@pytest.fixture(scope="module", params=[False, IN_ITS_OWN_PROCESS], ids=["core here", "core in its own process"])
 def engine_of_module(llama_folder: Path, request: pytest.FixtureRequest) -> Iterator[VLLMEngine]:
     from rljob_trainer.rollout.vllm_engine import VLLMEngine
 

@@ -64,6 +64,9 @@ async def episode(pool: RolloutPool, number: int) -> None:
         context = (*context, *result.tokens.ids.tolist(), *range(3, 3 + TOLD))
 
 
+@pytest.mark.slow(
+    stands_for="tests/trainer/rollout/test_vllm_keep_cache.py::test_siblings_that_are_together_read_their_prompt_once"
+)
 async def test_at_home_hardly_anything_is_computed_again(spec: EngineSpec) -> None:
     homes = Misled()
     found = []

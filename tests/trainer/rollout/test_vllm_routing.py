@@ -127,6 +127,7 @@ def test_every_token_has_the_experts_that_transformers_chooses(engine: VLLMEngin
     check(model, begun, run(engine, bare))
 
 
+@pytest.mark.slow(stands_for="[keepCache]")
 @pytest.mark.parametrize("engine", [False, True], indirect=True, ids=["recompute", "keepCache"])
 def test_a_token_keeps_the_experts_of_the_pass_that_it_was_sampled_in(engine: VLLMEngine, folder: Path) -> None:
     """Across an update, after which its keys and values may have been computed anew with other experts."""
@@ -161,6 +162,7 @@ def test_a_token_keeps_the_experts_of_the_pass_that_it_was_sampled_in(engine: VL
     assert differ > 20
 
 
+@pytest.mark.slow(stands_for="test_every_token_has_the_experts_that_transformers_chooses")
 def test_log_probs_are_the_engines_where_routers_are_not(engine: VLLMEngine, folder: Path, tmp_path: Path) -> None:
     """A learner whose routers are a little off: the mismatch to the engine with replay and without it."""
     requests = requests_of("a", tokens=40)

@@ -52,6 +52,7 @@ def finished(engine: VLLMEngine) -> dict[int, GenerationResult]:
     return results
 
 
+@pytest.mark.slow(stands_for="tests/trainer/rollout/test_vllm_engine.py::test_weights_arrive_through_a_broadcast")
 def test_both_workers_take_what_is_published_and_compute_the_new_model_together(
     engine: VLLMEngine,
     llama: PreTrainedModel,
@@ -89,6 +90,7 @@ def test_both_workers_take_what_is_published_and_compute_the_new_model_together(
         )
 
 
+@pytest.mark.slow(stands_for="tests/trainer/rollout/test_vllm_engine.py::test_weights_arrive_through_a_broadcast")
 def test_each_worker_may_have_a_sender_of_its_own(
     engine: VLLMEngine,
     make_model: Callable[..., PreTrainedModel],
@@ -113,6 +115,7 @@ def test_each_worker_may_have_a_sender_of_its_own(
     np.testing.assert_allclose(engine.score([pair], 1.0)[0], log_probs_of(new, *pair), atol=1e-5)
 
 
+@pytest.mark.slow(stands_for="tests/trainer/rollout/test_vllm_engine.py::test_weights_arrive_through_a_broadcast")
 def test_tensors_of_this_process_do_not_reach_them(engine: VLLMEngine, llama: PreTrainedModel) -> None:
     engine.begin_update()
     with pytest.raises(EngineError, match=r"cannot reach workers in other processes; use receive_weights\(\)"):
