@@ -448,11 +448,12 @@ async def test_requests_that_run_across_a_publication_carry_both_versions(folder
         await made_by(pool.engines[0], 20)
         await learner.run(multiply, 1.25)
         await publication.publish(2)
+        # One that the publication has met may end after one that came later: who goes on first is the pool's affair.
+        awaited = {(1, 2), (2,)}
         async with asyncio.timeout(60):
-            while not any(made[0] == 2 for made in versions):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            while awaited - {tuple(np.unique(made).tolist()) for made in versions}:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-    assert any(set(made.tolist()) == {1, 2} for made in versions)
     assert all((np.diff(made) >= 0).all() for made in versions)
