@@ -30,9 +30,7 @@ def in_a_new_thread(function: Callable[[], int]) -> int:
 
 
 @pytest.fixture
-def four_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # An engine of vLLM's in this process, of an earlier test, has put something that does nothing in its place.
-    monkeypatch.setattr(torch, "set_num_threads", torch._C.set_num_threads)
+def four_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     yield

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +22,14 @@ from transformers import (
 )
 
 VOCABULARY = 97
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _ends_with_the_file() -> Iterator[None]:
+    """What an engine of vLLM's changes of its process: with its environment torch compiles nothing, also in processes
+    that later tests start, and with its function threads can't be set."""
+    with mock.patch.dict(os.environ), mock.patch.object(torch, "set_num_threads", torch.set_num_threads):
+        yield
 
 
 def tiny(family: str, seed: int = 0, vocabulary: int = VOCABULARY) -> PreTrainedModel:
