@@ -26,7 +26,7 @@ install:         ## make or mend the virtual environment (.venv); nothing to do 
 quickstart: install  ## train a small language model to add two numbers, from random weights, and write a report
 	$(BIN)/rljob run examples/quickstart.yaml --output runs/quickstart --resume never
 
-test: lint unit  ## everything that is fast: lint, types, import rules, tests; about 6 minutes
+test: lint unit  ## everything that is fast: lint, types, import rules, tests; 20 to 30 minutes on two cores
 
 lint: install    ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
@@ -37,10 +37,10 @@ lint: install    ## ruff, mypy, import contracts
 unit: install    ## the fast tests alone
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-pythons-test: install  ## a reduced set of tests on the other Pythons that this machine has; 4 minutes, more the first time
+pythons-test: install  ## API, operator, first cases of algorithms, pipeline and sandbox, and the quick start on the other Pythons, all at once; 4 minutes, more the first time
 	PYTHONPATH=. $(BIN)/python tests/support/pythons.py $(PYTHONS)
 
-runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; about 13 minutes
+runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; 20 to 30 minutes on two cores
 	$(BIN)/python -m pytest tests/runs -n 3 --dist worksteal
 
 programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 20 minutes, once
@@ -72,7 +72,7 @@ images: install  ## build both images without Docker or a registry (Debian's pac
 	$(CLUSTER) image operator
 	$(CLUSTER) image trainer
 
-gpu-check:       ## what only a GPU can say: attention, log-probs, publication, sleep, MFU, speeds; 8 minutes, no network; GPU="--only learner"
+gpu-check:       ## what only a GPU can say: attention, log-probs, publication, sleep, MFU, speeds; eight minutes at most, no network; GPU="--only learner"
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m benchmarks.gpu $(GPU)
 
 gpu-accept:      ## known results on a GPU of 80 GB, in an hour: MODELS=FOLDER with Qwen2.5-0.5B-Instruct and Qwen3-0.6B
@@ -91,7 +91,7 @@ e2e: install     ## RLJobs in real pods on the test cluster, which stays up; or 
 
 e2e-smoke: TIMES ?= 1
 e2e-smoke:       ## the end-to-end cases that say most in the least time: async, scale, suspend, a lost trainer; TIMES=10: as often
-	for run in $$(seq $(TIMES)); do echo "smoke run $$run of $(TIMES)"; $(MAKE) e2e E2E="-m smoke" || exit 1; done
+	for run in $$(seq $(TIMES)); do echo "smoke run $$run of $(TIMES)"; $(MAKE) e2e E2E="-x -m smoke" || exit 1; done
 
 generate: install  ## what is generated from the code: tables of methods, CRD, list of metrics, table of conditions, values of the chart (tests check them for drift)
 	$(BIN)/python scripts/method_tables.py

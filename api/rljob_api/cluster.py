@@ -26,6 +26,9 @@ RAY_ENVIRONMENT: Final = {
     # What is larger goes through the object store, which takes 2 ms and more: most batches are smaller than this. From
     # 1 MB on the store is faster. (Ray's default is 100 kB.)
     "RAY_max_direct_call_object_size": "524288",
+    # When the driver comes, Ray would start a process for each CPU of every node, a hundred at once on large ones.
+    # Those of ours are started when an actor is, most of them with an environment of its own.
+    "RAY_prestart_worker_first_driver": "0",
 }
 """How every Ray of ours is set, in pods and on one machine."""
 

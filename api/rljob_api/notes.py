@@ -8,6 +8,9 @@ from rljob_api.memory import MemoryHolder, ModelShape, gib, known_shape, plan_me
 from rljob_api.resolved import ResolvedJob
 from rljob_api.violations import Violation
 
+_QUICK_TOOLS = ("calculator", "search")
+"""Their calls take milliseconds."""
+
 
 def notes(job: ResolvedJob, shape: ModelShape | None = None) -> Iterator[Violation]:
     """Where, what may happen, and what to do about it. ``shape``: of the job's model, where its files are at hand;
@@ -21,7 +24,7 @@ def _slow_tools(job: ResolvedJob) -> Iterator[Violation]:
     """A trainer that waits for the slowest tool of a batch does so whenever that takes longer than maxAge steps."""
     spec = job.spec
     staleness, environment = spec.pipeline.staleness, spec.rollout.environment
-    slow = [tool.label for tool in environment.tools if tool.type != "calculator"]
+    slow = [tool.label for tool in environment.tools if tool.type not in _QUICK_TOOLS]
     if spec.pipeline.mode != "fullyAsync" or staleness.on_deadline != "wait" or not slow:
         return
     turns = environment.max_turns - 1
@@ -38,13 +41,16 @@ def _slow_tools(job: ResolvedJob) -> Iterator[Violation]:
 
 
 def _memory(job: ResolvedJob, shape: ModelShape | None) -> Iterator[Violation]:
-    """Of devices and pods whose memory the job says (node selectors, limits), those whose peak is above it."""
+    """Names the devices and pods whose peak is above the memory that the job says of them (node selectors, limits)."""
     model = job.spec.model
     if shape is None:
         shape = known_shape(model.source or "") if model.random is None else ModelShape.of_random(model.random)
-    if shape is None or untold(job, shape) is not None:
+    critic = job.spec.algorithm.critic
+    own = None if critic is None else critic.model
+    critic_shape = None if own is None else known_shape(own.source)
+    if shape is None or (own is not None and critic_shape is None) or untold(job, shape, critic_shape) is not None:
         return
-    plan = plan_memory(job, shape)
+    plan = plan_memory(job, shape, critic_shape=critic_shape)
     if job.spec.rollout.engine == "vllm" and job.spec.trainer.gpus_per_replica and not plan.inputs.engine_gpus:
         yield Violation(
             "spec.rollout.gpusPerReplica",

@@ -32,8 +32,8 @@ ANSWERS, CALLS = 56, 8
 """Shown chats of each kind in a batch."""
 
 
-def main(folder: Path) -> None:
-    """Trains it on shown answers and writes the model to ``folder``."""
+def main(folder: Path, steps: int = STEPS) -> None:
+    """Trains it on shown answers for so many ``steps`` and writes the model to ``folder``."""
     random.seed(0)
     torch.manual_seed(0)
     tokenizer = character_tokenizer(CHARACTERS, CONTEXT)
@@ -53,8 +53,8 @@ def main(folder: Path) -> None:
     )
     model = Qwen2ForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=STEPS)
-    for step in range(1, STEPS + 1):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    for step in range(1, steps + 1):
         optimizer.zero_grad()
         loss = 0.0
         for count, calls in ((ANSWERS, False), (CALLS, True)):
@@ -73,6 +73,12 @@ def main(folder: Path) -> None:
 
 def shown(tokenizer: PreTrainedTokenizerBase, count: int, calls: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids ``[count, T]`` of chats, and which of them the model is to say."""
+    known = tokenizer.get_vocab()
+
+    def encoded(text: str) -> list[int]:
+        """Each character is a token; the tokenizer itself takes as long as the model."""
+        return [known[character] for character in text]
+
     rows = []
     while len(rows) < count:
         number = random.getrandbits(BITS)
@@ -81,13 +87,13 @@ def shown(tokenizer: PreTrainedTokenizerBase, count: int, calls: bool) -> tuple[
         bits, answer = f"{number:0{BITS}b}", str(number.bit_count() % 2)
         # All chats of a kind are equally long: each character is a token.
         said = [(PROGRAM.format(bits=bits), True), (f"{answer}\n", False)] if calls else []
-        ids, mask = tokenizer.encode(f"{bits}=", add_special_tokens=False), [False] * (BITS + 1)
+        ids, mask = encoded(f"{bits}="), [False] * (BITS + 1)
         for text, is_answer in [*said, (answer, True)]:
-            piece = tokenizer.encode(text, add_special_tokens=False) + [tokenizer.eos_token_id] * is_answer
+            piece = encoded(text) + [tokenizer.eos_token_id] * is_answer
             ids, mask = [*ids, *piece], [*mask, *[is_answer] * len(piece)]
         rows.append((ids, mask))
     return torch.tensor([ids for ids, _ in rows]), torch.tensor([mask for _, mask in rows])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -20,7 +20,7 @@ def test_a_python_that_is_not_there_and_one_that_fails_are_said_last(
     here = platform.python_version()
     default = ".".join(here.split(".")[:2])
     monkeypatch.setattr(pythons, "interpreter", lambda version: Path(sys.executable) if version == "3.98" else None)
-    monkeypatch.setattr(pythons, "check", lambda python, folder: passes)
+    monkeypatch.setattr(pythons, "check", lambda python, folder: pythons.Outcome(here, passes))
     monkeypatch.setenv("RLJOB_TEST_TIMES", str(tmp_path))
     assert pythons.main([default, "3.98", "3.99"]) == code
     lines = (tmp_path / "pythons").read_text().splitlines()

@@ -27,6 +27,8 @@ RESULTS = "results"
 ENVIRONMENT = fitting.VOLUME
 READER = "reader"
 WAIT_SECONDS = 600.0
+LOOK_SECONDS = 1.0
+"""Between two questions: each is a kubectl, which takes a fifth of a second of the processors that the pods have."""
 NONE_YET = {"status": "", "reason": "", "message": ""}
 TRAINING, COMPLETED = ("True", "Training"), ("False", "Completed")
 """What `Running` says of a job."""
@@ -104,7 +106,7 @@ class World:
         deadline = time.monotonic() + seconds
         while not there():
             assert time.monotonic() < deadline, f"waited {seconds:.0f} s until {what}"
-            time.sleep(0.5)
+            time.sleep(LOOK_SECONDS)
 
     def until_condition(
         self, job: str, kind: str, status: str, reason: str = "", seconds: float = WAIT_SECONDS
@@ -121,7 +123,7 @@ class World:
                 f"waited {seconds:.0f} s for {kind}={status} {reason}; {kind} is {found['status']} {found['reason']}:"
                 f" {found['message']} and Running is {running['status']} {running['reason']}: {running['message']}"
             )
-            time.sleep(0.5)
+            time.sleep(LOOK_SECONDS)
 
     def state_folder(self, job: str) -> str:
         """Where a job of `job_document` keeps its state on the results volume, relative to its root."""

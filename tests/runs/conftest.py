@@ -20,8 +20,15 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
         yield forks
 
 
+@pytest.fixture(scope="session")
+def warm_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    with Warm(tmp_path_factory.mktemp("home"), vllm=True) as forks:
+        yield forks
+
+
 @pytest.fixture
-def runner(tmp_path: Path, warm: Warm) -> Iterator[Runner]:
-    started = Runner(tmp_path, warm)
+def runner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runner]:
+    vllm = request.node.get_closest_marker("vllm") is not None
+    started = Runner(tmp_path, request.getfixturevalue("warm_vllm" if vllm else "warm"))
     yield started
     started.close()

@@ -17,6 +17,8 @@ import yaml
 from warm import Forked, Warm
 
 SECONDS = 500
+VLLM_CACHE = str(Path("~/.cache/vllm").expanduser())
+"""What vLLM knows of its own classes, for which it otherwise starts a process that imports all of it again."""
 
 
 class Process(subprocess.Popen[str]):
@@ -55,13 +57,13 @@ class Runner:
         *arguments: str | Path,
         environment: Mapping[str, str] | None = None,
         program: Sequence[str] = ("-m", "rljob_trainer.cli"),
-        interpreter: Sequence[str] | None = None,
         cold: bool = False,
         workers: bool = True,
+        mounts: bool = False,
     ) -> Process | Forked:
-        """``program`` is what the interpreter runs: `rljob`, or a test's own version of it. ``cold``, and with an
-        ``interpreter`` of the test's own: in one that has imported nothing yet, with Ray's own workers. Without forked
-        ``workers`` the run has those too, and has not imported Ray."""
+        """``program`` is what the interpreter runs: `rljob`, or a test's own version of it. ``cold``: in one that has
+        imported nothing yet, with Ray's own workers. Without forked ``workers`` the run has those too, and has not
+        imported Ray. With ``mounts`` it has its own, which nobody else sees."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         whole = {
@@ -70,15 +72,18 @@ class Runner:
             "OMP_NUM_THREADS": "1",
             "RAY_AUTH_MODE": "disabled",
             "HF_HUB_OFFLINE": "1",
+            "VLLM_CACHE_ROOT": VLLM_CACHE,
             **(environment or {}),
         }
         given, printed = [str(argument) for argument in arguments], self.folder / f"printed-{len(self._started)}"
         process: Process | Forked
-        if cold or interpreter is not None:
-            command = [*(interpreter or [sys.executable]), *program, *given]
+        if cold:
+            command = [sys.executable, *program, *given]
             process = Process(command, printed, env=whole, cwd=self.folder)
         else:
-            process = self._warm.start(program, given, printed, env=whole, cwd=self.folder, workers=workers)
+            process = self._warm.start(
+                program, given, printed, env=whole, cwd=self.folder, workers=workers, mounts=mounts
+            )
         self._started.append(process)
         return process
 

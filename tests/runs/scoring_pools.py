@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from driver_client import Client
 
 from rljob_api.status import ReplicaStatus, ScoringPoolStatus
+
+_UNHURRIED = """
+import asyncio
+
+async def score(response):
+    await asyncio.sleep(1)
+    return 0.0
+"""
+
+
+def unhurried(folder: Path) -> dict[str, Any]:
+    """A reward function beside the job file in ``folder`` that adds nothing to a score, after a second: a run that
+    goes on while pods come and go leaves the processors to them."""
+    (folder / "unhurried.py").write_text(_UNHURRIED)
+    return {"type": "custom", "function": "unhurried:score"}
 
 
 @dataclass(frozen=True)

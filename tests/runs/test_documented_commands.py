@@ -3,23 +3,31 @@
 Each chain has a copy of what a checkout holds, with the environment of this one already made. Its quick start, and what
 a page takes for the reader's own jobs, are the quick start with a few small steps. What no chain types, and why, is
 listed in tests/support/documented.yaml.
+
+The program is the installed one; where it trains or loads a model it is forked from a process that has imported what
+that takes (``warm``), and in an interpreter of its own everywhere else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from documented import ROOT, table, typed
+from warm import Warm
 
 from rljob_api.overrides import merged
 
@@ -34,10 +42,63 @@ SMALL = {
 }
 
 
+INSTALLED = Path(sys.executable).with_name("rljob")
+ASKS = """
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:
+    asked.connect({address!r})
+    order = {{"arguments": sys.argv[1:], "env": {{**os.environ}}, "cwd": os.getcwd()}}
+    socket.send_fds(asked, [json.dumps(order).encode()], [1])
+    sys.exit(json.loads(asked.recv(64)))
+"""
+"""What stands for the installed program where that would import for ten seconds: it asks ``Forks`` for it."""
+
+
+class Forks:
+    """Runs the installed program for whoever asks at ``address``, forked, one after the other."""
+
+    def __init__(self, folder: Path, warm: Warm) -> None:
+        self.address, self._warm, self._printed = str(folder / "asked"), warm, folder / "printed"
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listening.bind(self.address)
+        self._listening.listen()
+        self._serving = threading.Thread(target=self._serve)
+        self._serving.start()
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._serving.join()
+        self._listening.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                asked, _ = self._listening.accept()
+            except OSError:  # it is closed
+                return
+            with asked:
+                text, (out,), _, _ = socket.recv_fds(asked, 1 << 20, 1)
+                order = json.loads(text)
+                program = self._warm.start(
+                    [str(INSTALLED)], order["arguments"], self._printed, env=order["env"], cwd=Path(order["cwd"])
+                )
+                # Nobody waits longer than for a command; a process that is left then would block the tests' end.
+                try:
+                    code = program.wait(SECONDS)
+                except subprocess.TimeoutExpired:
+                    program.kill()
+                    code = program.wait()
+                with open(out, "wb") as file:
+                    file.write(self._printed.read_bytes())
+                with contextlib.suppress(BrokenPipeError):
+                    asked.send(json.dumps(code).encode())
+
+
 class Checkout:
     """A copy of the tree in which `make` finds its environment made, and a home in which nothing is yet."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, forks: str) -> None:
+        """``forks``: where ``Forks`` are asked."""
         self.folder, self._home, self._printed = folder / "checkout", folder / "home", folder / "printed"
         self._home.mkdir()
         for name in ("examples", "requirements"):
@@ -47,7 +108,13 @@ class Checkout:
         # Nothing but the command itself: a set-up that wanted to mend this environment could not reach the real one.
         environment = self.folder / ".venv"
         (environment / "bin").mkdir(parents=True)
-        (environment / "bin" / "rljob").symlink_to(Path(sys.executable).with_name("rljob"))
+        asks, rljob = folder / "asks.py", environment / "bin" / "rljob"
+        asks.write_text(ASKS.format(address=forks))
+        asks_or_is = (
+            f'case "$1" in run|eval|export) exec {sys.executable} -SE {asks} "$@";; *) exec {INSTALLED} "$@";; esac'
+        )
+        rljob.write_text(f"#!/bin/sh\n{asks_or_is}\n")
+        rljob.chmod(0o755)
         made_from = "import install; print(install.fingerprint('cpu'), end='')"
         stamp = subprocess.run(
             [sys.executable, "-c", made_from], cwd=self.folder / "requirements", check=True, capture_output=True
@@ -180,14 +247,24 @@ CLAIMS: dict[str, Callable[[Path, str], None]] = {
 """What a page says that a command does, or what it leaves, beside ending well."""
 
 
+@pytest.fixture
+def forks(warm: Warm) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="rljob-", dir="/tmp") as folder:
+        asked = Forks(Path(folder), warm)
+        try:
+            yield asked.address
+        finally:
+            asked.close()
+
+
 def test_every_claim_is_about_a_command_of_a_chain() -> None:
     shown = {command.text for chain in CHAINS.values() for command in typed(chain, LISTED)}
     assert CLAIMS.keys() - shown == set()
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_the_pages_commands_work_in_their_order(name: str, tmp_path: Path) -> None:
-    chain, checkout = CHAINS[name], Checkout(tmp_path)
+def test_the_pages_commands_work_in_their_order(name: str, tmp_path: Path, forks: str) -> None:
+    chain, checkout = CHAINS[name], Checkout(tmp_path, forks)
     for command in typed(chain, LISTED):
         printed = checkout.type(chain.as_typed(command.text), chain.folder)
         if command.text in CLAIMS:

@@ -1,4 +1,5 @@
-"""`rljob drive` as the operator starts it, on a real Ray cluster with a labelled node for each pod."""
+"""`rljob drive` as the operator starts it, on a real Ray cluster with a labelled node for each pod, whose workers are
+forked (``warm_workers``)."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def states(client: Client) -> list[str]:
     return sorted(engine.state for engine in engines_of(client).values())
 
 
-def test_a_job_is_scaled_up_and_down_suspended_and_resumed(runner: Runner) -> None:
+def test_a_job_is_scaled_up_and_down_suspended_and_resumed(runner: Runner, forked_workers: str) -> None:
     with ray_nodes() as nodes:
         nodes.add("trainer-a", cluster.TRAINER)
         nodes.add("rollout-a", cluster.ROLLOUT)
@@ -138,7 +139,7 @@ def test_a_job_is_scaled_up_and_down_suspended_and_resumed(runner: Runner) -> No
 
 
 def test_a_job_whose_state_is_in_a_bucket_goes_on_where_nothing_of_it_is_left(
-    runner: Runner, object_store: Any
+    runner: Runner, object_store: Any, forked_workers: str
 ) -> None:
     uri = object_store.place()
     with ray_nodes() as nodes:

@@ -16,10 +16,11 @@ def test_nothing_that_may_block_is_called_in_the_event_loop(runner: Runner) -> N
     job = copy_job(placement="separate", validation={"every": 2}, stop={"steps": 4})
     job["spec"]["logging"] = {"tensorboard": True, "samplesEvery": 1}
     path, output, noted = runner.write(job), runner.folder / "run", runner.folder / "noted"
-    for steps in ("2", "4"):
+    # Once with what is imported on the way.
+    for steps, cold in (("2", True), ("4", False)):
         given = ("run", path, "--output", output, "--steps", steps, "--status-port", "0")
         program = (str(Path(__file__).with_name("loop_watch.py")),)
-        runner.run(*given, program=program, cold=True, environment={"LOOP_WATCH": str(noted)})
+        runner.run(*given, program=program, cold=cold, environment={"LOOP_WATCH": str(noted)})
         assert noted.read_text().splitlines() == []
     assert [record["step"] for record in metrics_of(output)] == [0, 1, 2, 3, 4]
 

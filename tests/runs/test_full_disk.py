@@ -5,33 +5,43 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 from real_runs import Runner, metrics_of
 from tiny_job import copy_job
 
 NAMESPACE = ("unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
-SCRIPT = """
-mount -t tmpfs -o size=9m tmpfs "$1" || exit 99
-"$2" -m rljob_trainer.cli run job.yaml --output "$1/output"
-code=$?
+SMALL = """
+import shutil, subprocess, sys
+from rljob_trainer.cli import main
+
+disk, left = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", disk], check=True)
+code = main(["run", "job.yaml", "--output", f"{disk}/output"])
 # The disk goes with the namespace.
-cp -r "$1/output" "$3"
-exit $code
+shutil.copytree(f"{disk}/output", left)
+sys.exit(code)
 """
 # A file system on which somebody writes cannot be closed: "mount point is busy", until the checkpoint is complete.
 CLOSED_MEANWHILE = """
-(
-    until [ -e "$1/checkpoints/step-00000002" ]; do sleep 0.05; kill -0 $$ || exit; done
-    mount --bind "$1/checkpoints" "$1/checkpoints"
-    until mount -o remount,bind,ro "$1/checkpoints" 2>/dev/null; do kill -0 $$ || exit; done
-) &
-exec "$2" -m rljob_trainer.cli run job.yaml --output "$1"
+import os, subprocess, sys
+from rljob_trainer.cli import main
+
+closing = '''
+until [ -e "$1/checkpoints/step-00000002" ]; do sleep 0.05; kill -0 $2 || exit; done
+mount --bind "$1/checkpoints" "$1/checkpoints"
+until mount -o remount,bind,ro "$1/checkpoints" 2>/dev/null; do kill -0 $2 || exit; done
+'''
+subprocess.Popen(["sh", "-c", closing, "sh", sys.argv[1], str(os.getpid())])
+sys.exit(main(["run", "job.yaml", "--output", sys.argv[1]]))
 """
 CLOSED = """
-mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" || exit 99
-exec "$2" -m rljob_trainer.cli run job.yaml --output "$1/output"
+import subprocess, sys
+from rljob_trainer.cli import main
+
+subprocess.run(["mount", "--bind", sys.argv[1], sys.argv[1]], check=True)
+subprocess.run(["mount", "-o", "remount,bind,ro", sys.argv[1]], check=True)
+sys.exit(main(["run", "job.yaml", "--output", f"{sys.argv[1]}/output"]))
 """
 
 
@@ -50,9 +60,8 @@ def test_training_goes_on_without_checkpoints_that_do_not_fit_and_resumes_from_t
     job = runner.write(copy_job(**spec))
     disk, left = runner.folder / "disk", runner.folder / "left"
     disk.mkdir()
-    process = runner.start(disk, sys.executable, left, interpreter=(*NAMESPACE, "sh", "-c", SCRIPT, "sh"), program=())
-    printed, _ = process.communicate(timeout=300)
-    assert process.returncode == 73, printed  # no room, of which a retry makes no more
+    # No room, of which a retry makes no more.
+    printed = runner.run(disk, left, program=("-c", SMALL), mounts=True, expect=73)
     whole = sorted(path.name for path in (left / "checkpoints").iterdir())
     last = int(whole[-1].removeprefix("step-"))
     assert 1 <= last < 7
@@ -77,10 +86,7 @@ def test_training_goes_on_when_checkpoints_can_no_longer_be_written(runner: Runn
     spec = {"validation": {"atStart": False}, "checkpoint": {"everySteps": 1, "keep": 60}, "stop": {"steps": 60}}
     job = runner.write(copy_job(**spec))
     output = runner.folder / "output"
-    shell = (*NAMESPACE, "sh", "-c", CLOSED_MEANWHILE, "sh")
-    process = runner.start(output, sys.executable, interpreter=shell, program=())
-    printed, _ = process.communicate(timeout=300)
-    assert process.returncode == 1, printed
+    printed = runner.run(output, program=("-c", CLOSED_MEANWHILE), mounts=True, expect=1)
     last = max(int(path.name.removeprefix("step-")) for path in (output / "checkpoints").glob("step-*"))
     assert 2 <= last < 59
     assert "Read-only file system" in printed
@@ -94,10 +100,7 @@ def test_an_output_folder_that_cannot_be_written_is_named_before_anything_starts
     runner.write(copy_job())
     closed = runner.folder / "closed"
     closed.mkdir()
-    shell = (*NAMESPACE, "sh", "-c", CLOSED, "sh")
-    process = runner.start(closed, sys.executable, interpreter=shell, program=())
-    printed, _ = process.communicate(timeout=300)
-    assert process.returncode == 1, printed
+    printed = runner.run(closed, program=("-c", CLOSED), mounts=True, expect=1)
     assert f"{closed / 'output'}" in printed
     assert "make the folder writable, or choose another folder with --output" in printed
     assert "Traceback" not in printed

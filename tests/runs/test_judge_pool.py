@@ -13,7 +13,7 @@ import pytest
 from judge_models import answer_alone, made
 from ray_nodes import ray_nodes
 from real_runs import Runner, metrics_of, wait_for
-from scoring_pools import SeenPool
+from scoring_pools import SeenPool, unhurried
 from test_drive import Attempts
 
 from rljob_api import cluster
@@ -45,7 +45,7 @@ def assert_scores_are_the_judges(output: Path, model: Path) -> int:
     return len(rows)
 
 
-def test_a_judge_loses_an_engine_and_shrinks_while_training_goes_on(runner: Runner) -> None:
+def test_a_judge_loses_an_engine_and_shrinks_while_training_goes_on(runner: Runner, forked_workers: str) -> None:
     model = made(runner.folder / "mnt" / "claim" / "judge", seed=2)
     with ray_nodes() as nodes:
         for pod, role in (("trainer-a", cluster.TRAINER), ("rollout-a", cluster.ROLLOUT)):
@@ -58,7 +58,7 @@ def test_a_judge_loses_an_engine_and_shrinks_while_training_goes_on(runner: Runn
             placement="separate",
             pipeline={"mode": "fullyAsync", "staleness": {"maxAge": 2}, "partialRollout": "recompute"},
             batch={"samplesPerPrompt": 4, "miniBatchGroups": 4},
-            reward=REWARD,
+            reward={"functions": [*REWARD["functions"], unhurried(runner.folder)]},
             judge={"model": {"source": "pvc://claim/judge"}, "engine": "torch", "replicas": 2},
             validation={"atStart": False},
             logging={"tensorboard": False, "samplesEvery": 1, "samplesPerWrite": 10_000},

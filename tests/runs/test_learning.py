@@ -1,4 +1,4 @@
-"""Whole runs that must learn: from random weights to repeating three digits, bound by steps and not by seconds."""
+"""Whole runs that must learn: from random weights to repeating two digits, bound by steps and not by seconds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import pytest
 from real_runs import Runner, metrics_of
 from tiny_job import copy_job
 
-TASK = {"type": "copy", "digits": 3, "size": 800}
+TASK = {"type": "copy", "digits": 2, "size": 90}
+LEARNING_RATE = 2e-3
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "batch", "steps"),
+    ("algorithm", "batch"),
     [
         pytest.param(
             {
@@ -23,7 +24,6 @@ TASK = {"type": "copy", "digits": 3, "size": 800}
                 "entropyCoefficient": 0.01,
             },
             {"groups": 32, "samplesPerPrompt": 16, "miniBatchGroups": 8, "epochs": 2},
-            80,
             id="grpo",
         ),
         pytest.param(
@@ -32,34 +32,29 @@ TASK = {"type": "copy", "digits": 3, "size": 800}
                 "kl": {"inReward": {"coefficient": 0}},
                 "advantage": {"lambda": 0.95},
                 "entropyCoefficient": 0.01,
-                "critic": {"learningRate": 1e-3},
+                "critic": {"learningRate": LEARNING_RATE},
             },
             {"groups": 256, "samplesPerPrompt": 1, "miniBatchGroups": 64, "epochs": 2},
-            55,
             id="ppo with a critic",
         ),
     ],
 )
-def test_a_run_learns_to_repeat_three_digits(
-    runner: Runner, algorithm: dict[str, Any], batch: dict[str, int], steps: int
-) -> None:
+def test_a_run_learns_to_repeat_two_digits(runner: Runner, algorithm: dict[str, Any], batch: dict[str, int]) -> None:
     job = copy_job(
         algorithm=algorithm,
         batch=batch,
-        rollout={"engine": "torch", "maxResponseTokens": 4},
-        trainer={"optimizer": {"learningRate": 1e-3}},
+        rollout={"engine": "torch", "maxResponseTokens": 3},
+        trainer={"optimizer": {"learningRate": LEARNING_RATE}},
         validation={"atStart": False},
         checkpoint={"everySteps": 0},
-        stop={"steps": steps},
+        stop={"steps": 40},
     )
-    random = job["spec"]["model"]["random"]
-    random |= {"hiddenSize": 128, "heads": 4}
     job["spec"]["data"]["train"]["task"] = TASK
-    job["spec"]["data"]["validation"][0] |= {"task": {"type": "copy", "digits": 3}, "limit": 100}
+    job["spec"]["data"]["validation"][0] |= {"task": {"type": "copy", "digits": 2}, "limit": 100}
     output = runner.folder / "output"
     runner.run("run", runner.write(job), "--output", output)
     records = metrics_of(output)
-    # Chance: a tenth of the digits, one problem in a thousand. Other processors round otherwise, which is another path:
-    # over four seeds the digits end at 0.90 to 0.92, and 61 to 82 of a hundred problems are right.
-    assert sum(r["reward/mean"] for r in records[-5:]) / 5 >= 0.8
-    assert records[-1]["validation/held-out/mean@1"] >= 0.5
+    # Chance: a tenth of the digits, one problem in a hundred. Other processors round otherwise, which is another path:
+    # over three seeds the digits end at 0.53 to 0.89, and 30 to 80 of a hundred problems are right.
+    assert sum(r["reward/mean"] for r in records[-5:]) / 5 >= 0.4
+    assert records[-1]["validation/held-out/mean@1"] >= 0.15

@@ -13,7 +13,7 @@ import pytest
 from ray_nodes import ray_nodes
 from real_runs import Runner, metrics_of, wait_for
 from reward_models import alone, made
-from scoring_pools import SeenPool
+from scoring_pools import SeenPool, unhurried
 from test_drive import Attempts
 
 from rljob_api import cluster
@@ -34,7 +34,7 @@ def assert_scores_are_the_models(output: Path, model: Path) -> int:
     return len(rows)
 
 
-def test_a_pool_grows_loses_a_replica_and_shrinks_while_training_goes_on(runner: Runner) -> None:
+def test_a_pool_grows_loses_a_replica_and_shrinks_while_training_goes_on(runner: Runner, forked_workers: str) -> None:
     model = made(runner.folder / "mnt" / "claim" / "reward-model", characters=DIGITS)
     with ray_nodes() as nodes:
         for pod, role in (("trainer-a", cluster.TRAINER), ("rollout-a", cluster.ROLLOUT)):
@@ -47,7 +47,10 @@ def test_a_pool_grows_loses_a_replica_and_shrinks_while_training_goes_on(runner:
             pipeline={"mode": "fullyAsync", "staleness": {"maxAge": 2}, "partialRollout": "recompute"},
             batch={"samplesPerPrompt": 4, "miniBatchGroups": 4},
             reward={
-                "functions": [{"type": "rewardModel", "rewardModel": {"source": "pvc://claim/reward-model"}}],
+                "functions": [
+                    {"type": "rewardModel", "rewardModel": {"source": "pvc://claim/reward-model"}},
+                    unhurried(runner.folder),
+                ],
             },
             rewardModel={"replicas": 1},
             validation={"atStart": False},

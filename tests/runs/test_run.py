@@ -243,7 +243,7 @@ def whole_and_killed(runner: Runner, job: Path) -> tuple[Path, Path]:
     """The folders of an untouched run and of one that was killed after step 3 and went on from step 2. Their records
     are the same."""
     whole, killed = runner.folder / "whole", runner.folder / "killed"
-    runner.run("run", job, "--output", whole, cold=True)
+    runner.run("run", job, "--output", whole)
     runner.run("run", job, "--output", killed, program=("-c", DIES_AFTER_STEP_3), expect=-signal.SIGKILL)
     assert "resuming from the checkpoint of step 2" in runner.run("run", job, "--output", killed)
     assert [repeatable(r) for r in metrics_of(killed)] == [repeatable(r) for r in metrics_of(whole)]

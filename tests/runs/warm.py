@@ -11,7 +11,7 @@ Started with `python warm.py FD` this file is that process, whose orders come th
 
 from __future__ import annotations
 
-import gc
+import ctypes
 import json
 import os
 import runpy
@@ -30,6 +30,8 @@ _LONGEST = 1 << 20
 _STARTING_SECONDS = 300.0
 """The first order waits until everything is imported, on a machine that may be busy."""
 _ENDING_SECONDS = 10.0
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
+"""Of Linux's sched.h; Python has them from 3.12 on."""
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", "HF_HUB_OFFLINE": "1"}
 """What the libraries look at while they are imported, as every run has it."""
 
@@ -72,8 +74,9 @@ class Forked:
 class Warm:
     """Starts the process that forks, and ends it."""
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    def __init__(self, home: Path, *, vllm: bool = False) -> None:
+        """``vllm``: what its engine imports too, for which an interpreter takes twenty seconds of CPU time more."""
+        self._home, self._vllm = home, vllm
         self._began: list[int] = []
         self._ended: dict[int, int] = {}
         """Exit codes by process, negative for a signal."""
@@ -84,7 +87,7 @@ class Warm:
         self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
         with there:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(there.fileno())],
+                [sys.executable, __file__, str(there.fileno()), *(["vllm"] if self._vllm else [])],
                 env={**os.environ, **_ENVIRONMENT, "HOME": str(self._home)},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[there.fileno()],
@@ -110,15 +113,17 @@ class Warm:
         env: Mapping[str, str],
         cwd: Path,
         workers: bool = True,
+        mounts: bool = False,
     ) -> Forked:
         """``program`` is ``-m`` and a module, ``-c`` and its text, or a file; its first arguments may follow.
-        ``workers``: those of its Ray are forked too."""
+        ``workers``: those of its Ray are forked too. ``mounts``: what it mounts it and its workers see alone."""
         order = {
             "program": [*program],
             "arguments": [*arguments],
             "env": {**env},
             "cwd": str(cwd),
             "workers": workers,
+            "mounts": mounts,
         }
         with printed.open("w") as file:
             socket.send_fds(self._orders, [json.dumps(order).encode()], [file.fileno()])
@@ -209,6 +214,8 @@ def become(order: dict[str, Any], printed: int) -> None:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
+    if order["mounts"]:
+        own_mounts()
     if order["workers"]:
         address = warm_workers.fork_off()
         if address is None:
@@ -225,13 +232,26 @@ def become(order: dict[str, Any], printed: int) -> None:
         exec(compile(code, "<string>" if kind == "-c" else kind, "exec"), main.__dict__)
 
 
+def own_mounts() -> None:
+    """From now on this process and its children mount for themselves alone (`unshare --mount`), as root of a user
+    namespace where the user is not root."""
+    libc, user, group = ctypes.CDLL(None, use_errno=True), os.geteuid(), os.getegid()
+    if libc.unshare(_CLONE_NEWNS | (_CLONE_NEWUSER if user else 0)):
+        raise OSError(ctypes.get_errno(), "no namespace of mounts")
+    if user:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
     import warm_workers
 
     sys.path.pop(0)
     # What `rljob run`, `drive`, `eval` and `export` import, and learner and engines, down to the models that random
-    # weights make. All but Ray, whose compiled part notes the environment when it is imported: job and node are there.
+    # weights make, and what a run imports while it begins, as far as that does not import Ray.
     import transformers.models.llama.modeling_llama
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
@@ -240,10 +260,53 @@ if __name__ == "__main__":
     import rljob_trainer.commands.eval
     import rljob_trainer.commands.export
     import rljob_trainer.commands.run
+    import rljob_trainer.driver.closing
+    import rljob_trainer.driver.critics
+    import rljob_trainer.driver.ending
+    import rljob_trainer.driver.feeding
+    import rljob_trainer.driver.gpus
+    import rljob_trainer.driver.local_ray
+    import rljob_trainer.driver.ray_beside
+    import rljob_trainer.environments.agents
+    import rljob_trainer.learner.cpu.side_by_side
     import rljob_trainer.learner.rank
+    import rljob_trainer.publish.held_weights
+    import rljob_trainer.publish.quiet
+    import rljob_trainer.record.boundary
+    import rljob_trainer.record.resuming
+    import rljob_trainer.record.same_job
+    import rljob_trainer.record.start_model
+    import rljob_trainer.record.unfinished
+    import rljob_trainer.record.weights
+    import rljob_trainer.rewards.pool
     import rljob_trainer.rollout.actor
-    import rljob_trainer.rollout.torch_engine  # noqa: F401
+    import rljob_trainer.rollout.torch_engine
+    import rljob_trainer.telemetry.names
+    import rljob_trainer.telemetry.open_view
+    import rljob_trainer.telemetry.sinks
+    import rljob_trainer.telemetry.trackers
+    import rljob_trainer.training.step
+    import rljob_trainer.validation.validator
+    import rljob_trainer.weights.learner_side
 
-    assert "ray" not in sys.modules
-    gc.freeze()
+    if sys.argv[2:] == ["vllm"]:
+        from rljob_trainer.rollout.vllm_arguments import environment
+
+        # What every engine on CPUs sets before the import, which reads it. Ray comes after the fork (below); that vLLM
+        # believes there is none changes nothing, since our engines say where their workers run.
+        sys.modules["ray"] = None  # type: ignore[assignment]
+        os.environ |= environment(os.environ, on_cpu=True, start_seconds=600.0, tells_experts=False)
+        import vllm.model_executor.models.llama
+        import vllm.model_executor.models.qwen2
+        import vllm.v1.engine.core
+        import vllm.v1.engine.llm_engine
+        import vllm.v1.worker.cpu_worker  # noqa: F401
+
+        import rljob_trainer.rollout.vllm_core
+        import rljob_trainer.rollout.vllm_engine
+        import rljob_trainer.rollout.vllm_transfer  # noqa: F401
+
+        del sys.modules["ray"]
+    warm_workers.import_what_ray_does()
+    warm_workers.compute_what_all_do(forks_are_brief=True)
     become(*serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -159,10 +159,11 @@ def table() -> tuple[dict[str, Chain], list[Listed]]:
 
 
 def typed(chain: Chain, listed: list[Listed]) -> list[Command]:
-    """A chain's commands in order: its pages', but for those that are listed. What a page shows again is typed once."""
+    """A chain's commands in order: its pages', but for those that are listed. What is shown again, also on a later
+    page, is typed once."""
     left_out = frozenset[str]().union(*(entry.texts for entry in listed))
-    by_page: dict[str, dict[str, Command]] = {page: {} for page in chain.pages}
-    for command in commands():
-        if command.page in by_page and command.text not in left_out:
-            by_page[command.page].setdefault(command.text, command)
-    return [command for page in chain.pages for command in by_page[page].values()]
+    shown = [command for command in commands() if command.page in chain.pages and command.text not in left_out]
+    once: dict[str, Command] = {}
+    for command in sorted(shown, key=lambda command: chain.pages.index(command.page)):
+        once.setdefault(command.text, command)
+    return [*once.values()]

@@ -23,8 +23,14 @@ from typing import Any
 
 _ADDRESS = "RLJOB_TEST_WORKERS"
 """Where the process that forks listens, in the environment of every raylet; an @ stands for an abstract name's zero."""
+WITH_AGENT = "RLJOB_TEST_WITH_AGENT"
+"""Set where a test looks at the agent of Ray's dashboard, which others do without."""
 _LONGEST = 1 << 20
 _PR_SET_PDEATHSIG = 1
+_AGENT = "--dashboard_agent_command="
+_OF_RAY = ("google.protobuf.internal.builder", "google.protobuf.json_format", "jsonschema", "msgpack", "requests")
+"""What Ray imports of others: a third of what its own import takes. They look at nothing that differs from process to
+process."""
 
 
 @contextmanager
@@ -73,6 +79,36 @@ def fork_off() -> str | None:
     return None
 
 
+def import_what_ray_does() -> None:
+    """But not Ray, whose compiled part notes the environment when it is imported: job and node are in there."""
+    import importlib
+
+    for name in _OF_RAY:
+        importlib.import_module(name)
+    assert "ray" not in sys.modules
+
+
+def compute_what_all_do(*, forks_are_brief: bool = False) -> None:
+    """What a fork would otherwise compute for itself, a second of CPU time: the names by which transformers knows the
+    weights of all its models, and a look by the garbage collector at all that is imported, which besides copies it.
+
+    ``forks_are_brief``: what exists now stays with them for good, and so does what one of them freezes itself.
+    """
+    import gc
+
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("llama")
+    gc.collect()
+    gc.freeze()
+    if forks_are_brief:
+        gc.unfreeze = _leave_frozen
+
+
+def _leave_frozen() -> None:
+    """In place of ``gc.unfreeze``."""
+
+
 def fork_workers(address: str) -> None:
     """Rays that this process starts from now on have workers that the process at ``address`` forks."""
     import inspect
@@ -80,16 +116,32 @@ def fork_workers(address: str) -> None:
 
     from ray._private import services
 
-    usual = services.start_raylet
+    usual, starting = services.start_raylet, services.start_ray_process
+
+    def without_an_agent(command: list[str], *said: Any, **named: Any) -> Any:
+        return starting([_no_agent(part) if part.startswith(_AGENT) else part for part in command], *said, **named)
+
     parameters = inspect.signature(usual)
 
     def start_raylet(*said: Any, **named: Any) -> Any:
         given = parameters.bind(*said, **named)
         given.arguments["setup_worker_path"] = __file__
-        with patch.dict(os.environ, {_ADDRESS: address}):
+        started = starting if os.environ.get(WITH_AGENT) else without_an_agent
+        with patch.dict(os.environ, {_ADDRESS: address}), patch.object(services, "start_ray_process", started):
             return usual(*given.args, **given.kwargs)
 
     services.start_raylet = start_raylet
+
+
+def _no_agent(option: str) -> str:
+    """The raylet's option that says how its agent is started, for the one that stands in its place."""
+    import shlex
+    import subprocess
+
+    command = shlex.split(option.removeprefix(_AGENT))
+    said = dict(part.removeprefix("--").split("=", 1) for part in command if part.startswith("--") and "=" in part)
+    stands = [sys.executable, "-IS", os.path.join(os.path.dirname(__file__), "no_agent.py")]
+    return _AGENT + subprocess.list2cmdline([*stands, said["session-dir"], said["node-id"]])
 
 
 def stand_for_a_worker(options: list[str]) -> None:
@@ -169,10 +221,7 @@ def main() -> None:
     if sys.argv[1] != "serve":
         stand_for_a_worker(sys.argv[1:])
         return
-    import gc
-
-    # What ranks and engines import, down to the models that random weights make. All but Ray, whose compiled part notes
-    # the environment when it is imported: job and node are in there.
+    # What ranks and engines import, down to the models that random weights make.
     import transformers.models.llama.modeling_llama
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
@@ -181,8 +230,8 @@ def main() -> None:
     import rljob_trainer.rollout.actor
     import rljob_trainer.rollout.torch_engine  # noqa: F401
 
-    assert "ray" not in sys.modules
-    gc.freeze()
+    import_what_ray_does()
+    compute_what_all_do()
     become(serve(*(socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[2:4])))
 
 

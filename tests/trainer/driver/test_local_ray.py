@@ -10,6 +10,7 @@ import psutil
 import pytest
 import ray
 from listening import listening
+from warm_workers import WITH_AGENT
 
 from rljob_trainer.driver.local_ray import RayStartError, ray_for_run
 
@@ -18,6 +19,7 @@ USUAL_AGENT_PORT = 52365
 
 def test_a_private_ray_is_frugal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv(WITH_AGENT, "1")
     before = listening(os.getpid())
     with ray_for_run(cpus=1):
 

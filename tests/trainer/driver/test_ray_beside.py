@@ -11,6 +11,7 @@ import psutil
 import pytest
 import ray
 from ray.exceptions import RayActorError
+from warm_workers import WITH_AGENT
 
 from rljob_trainer.control.signals import listening
 from rljob_trainer.driver.ray_beside import RayLostError, ray_beside
@@ -52,6 +53,7 @@ async def test_a_raylet_that_ends_with_its_agent_is_named_and_not_the_rank_that_
 ) -> None:
     """And signals are heard afterwards, when the run's last files are written."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv(WITH_AGENT, "1")
     named = r"Ray's raylet \(process \d+\) .*, as it does when its agent \(ray::DashboardAgent\) has ended: without it "
     with listening() as stop:
         with pytest.raises(RayLostError, match=named):

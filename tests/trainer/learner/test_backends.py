@@ -68,8 +68,9 @@ def gradient(
     return whole([layout.shard(n, p, layout.local(p.grad)) for n, p in module.named_parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("kind", [Pipeline, PipelineFedFromBehind])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("kind", "loss"), [(Pipeline, "ppo"), (Pipeline, "clipCov"), (PipelineFedFromBehind, "clipCov")]
+)
 def test_stages_have_the_gradient_of_one_rank(
     kind: type[Any], loss: str, ranks: Any, make_batch: Callable[..., SequenceBatch], one: LearnerSettings
 ) -> None:

@@ -25,7 +25,7 @@ from transformers import (
 from whole_state import whole
 
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
-from rljob_trainer.learner.packing import offsets_of
+from rljob_trainer.learner.prefixes import offsets_of
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.settings import LearnerSettings, LoraSettings, OptimizerSettings
 from rljob_trainer.learner.work import Cut, RankScores, cut
@@ -130,7 +130,6 @@ def expected(folder: Path, batch: SequenceBatch) -> dict[str, np.ndarray]:
     ("policy", "critic", "changes"),
     [
         ("qwen2", "llama", {}),
-        ("qwen2", "llama", {"ranks": 2}),
         ("qwen2", "llama", {"ranks": 2, "tensor": 2}),
         ("qwen2", "llama", {"ranks": 4, "context": 2, "replicate": 2, "activation_checkpointing": True}),
         ("qwen2", "bfloat16", {"ranks": 2}),

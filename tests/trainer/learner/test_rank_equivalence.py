@@ -46,7 +46,7 @@ def gradients(
         [range(len(batch))],
         ranks=settings.ranks,
         token_budget=settings.micro_batch_tokens,
-        share_prompts=settings.share_prompts,
+        share_prefixes=settings.share_prefixes,
     )
     share = work.shares[rank] if counts is None else replace(work.shares[rank], counts=[counts])
     result, sums = {}, {}
@@ -81,21 +81,20 @@ def test_any_number_of_ranks_and_any_micro_batch_size(
     batch = make_batch()
     whole, metrics = ranks.run(1, gradients, settings_for(path), batch)[0]
     assert distance(whole, whole) == 0.0
-    for count in (1, 2, 4):
-        for budget in (40, 100):
-            results = ranks.run(count, gradients, settings_for(path, ranks=count, micro_batch_tokens=budget), batch)
-            for other, _ in results:
-                assert distance(other, whole) < 1e-5
-            for name, value in metrics.items():
-                shares = [share[name] for _, share in results if name in share]
-                total = (max if name.endswith("/max") else min if name.endswith("/min") else sum)(shares)
-                assert total == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    for count, budget in ((1, 40), (2, 40), (2, 100), (4, 40)):
+        results = ranks.run(count, gradients, settings_for(path, ranks=count, micro_batch_tokens=budget), batch)
+        for other, _ in results:
+            assert distance(other, whole) < 1e-5
+        for name, value in metrics.items():
+            shares = [share[name] for _, share in results if name in share]
+            total = (max if name.endswith("/max") else min if name.endswith("/min") else sum)(shares)
+            assert total == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"share_prompts": False},
+        {"share_prefixes": False},
         {"activation_checkpointing": True},
         {"log_prob_chunk_tokens": 7},
         {"ranks": 4, "replicate": 2},
@@ -176,7 +175,7 @@ def test_losses_that_look_beyond_a_micro_batch(
         assert metrics["kl/in_loss"] > 1e-3
     if "Cov" in loss.policy_loss:
         assert 0.2 < metrics["actor/selected_fraction"] <= 0.3
-    for count, budget in ((1, 60), (2, 60), (4, 1 << 20)):
+    for count, budget in ((1, 60), (2, 60)):
         changed = replace(settings, ranks=count, micro_batch_tokens=budget)
         for other, _ in ranks.run(count, moved_gradient, changed, batch, loss):
             names = whole.keys()

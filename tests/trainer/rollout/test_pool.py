@@ -46,7 +46,8 @@ def spec(llama_folder: Path) -> EngineSpec:
 
 @pytest.fixture(scope="module")
 def slow(llama_folder: Path) -> EngineSpec:
-    """One request at a time: whatever a test does to it, it does in the middle of the work."""
+    """One request at a time: whatever a test does to it, it does in the middle of the work. It makes some hundred
+    tokens a second."""
     return EngineSpec("torch", str(llama_folder), max_concurrent=1)
 
 
@@ -161,7 +162,7 @@ async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_
         replaced.append(name)
         return await RayEngine.start(f"{name} again", slow, num_cpus=0)
 
-    groups = [group(number, length=200) for number in range(6)]
+    groups = [group(number, length=50) for number in range(6)]
     async with pool_of(slow, 2, replace=replace, made_again=reissued.extend) as pool:
         victim = pool.engines[0]
         process = await process_of(victim)
@@ -276,9 +277,9 @@ async def test_no_replacement_is_started_for_a_pool_that_ends(spec: EngineSpec) 
 
 
 async def test_work_goes_past_a_slow_engine_to_one_that_has_room(spec: EngineSpec) -> None:
-    groups = [group(number, length=20, size=1) for number in range(60)]
+    groups = [group(number, length=10, size=1) for number in range(60)]
     async with RolloutPool(max_outstanding=in_hand(2)) as pool:
-        for handle in (Paced("fast", spec.folder, 0.002), Paced("slow", spec.folder, 0.02)):
+        for handle in (Paced("fast", spec.folder, 0.002), Paced("slow", spec.folder, 0.1)):
             pool.add(handle)
         pool.activate(["fast", "slow"])
         running = asyncio.gather(*map(pool.generate, groups))
@@ -289,7 +290,7 @@ async def test_work_goes_past_a_slow_engine_to_one_that_has_room(spec: EngineSpe
             await asyncio.sleep(0.01)
         made = {status.name: status.tokens_made for status in await pool.status()}
         assert tokens(await running) == expected(spec.folder, groups)
-        assert made["fast"] + made["slow"] == 60 * 20
+        assert made["fast"] + made["slow"] == 60 * 10
         assert made["slow"] < 0.3 * made["fast"], made
         assert most == 3, "what waits inside an engine waits for that one"
 
@@ -307,7 +308,7 @@ async def test_the_last_engine_s_death_fails_whoever_waits(slow: EngineSpec) -> 
 
 
 async def test_a_drained_engine_s_requests_go_on_elsewhere_from_where_they_are(slow: EngineSpec) -> None:
-    groups = [group(number, length=200) for number in range(4)]
+    groups = [group(number, length=60) for number in range(4)]
     async with pool_of(slow, 2) as pool:
         leaving = pool.engines[0]
         running = asyncio.gather(*map(pool.generate, groups))
@@ -315,14 +316,14 @@ async def test_a_drained_engine_s_requests_go_on_elsewhere_from_where_they_are(s
         await pool.remove("0")
         assert tokens(await running) == expected(slow.folder, groups)
         made = (await pool.status())[0].tokens_made
-        assert made < 4 * 4 * 200, "the tokens that the engine had made were made again"
+        assert made < 4 * 4 * 60, "the tokens that the engine had made were made again"
         with pytest.raises(EngineLostError, match="engine 0 is gone"):
             await leaving.within(20, EngineLoop.status)
 
 
 async def test_a_lent_engine_answers_only_its_borrower_and_gets_no_weights(slow: EngineSpec) -> None:
-    groups = [group(number, length=200) for number in range(6)]
-    borrowed = [group(number, length=30) for number in range(10, 14)]
+    groups = [group(number, length=50) for number in range(6)]
+    borrowed = [group(number, length=20) for number in range(10, 14)]
     brought: list[str] = []
 
     async with pool_of(slow, 2) as pool:
@@ -411,7 +412,7 @@ async def test_an_engine_without_the_manifest_of_what_was_published_serves_nothi
 
 
 async def test_interrupted_requests_keep_their_tokens_and_go_on_after_the_pause(slow: EngineSpec) -> None:
-    groups = [group(number, length=200) for number in range(4)]
+    groups = [group(number, length=60) for number in range(4)]
     async with pool_of(slow, 2) as pool:
         running = asyncio.gather(*map(pool.generate, groups))
         await made_by("0", pool)
@@ -422,11 +423,11 @@ async def test_interrupted_requests_keep_their_tokens_and_go_on_after_the_pause(
         pool.resume()
         assert tokens(await running) == expected(slow.folder, groups)
         total = sum(status.tokens_made for status in await pool.status())
-        assert 0 < before < total == 4 * 4 * 200
+        assert 0 < before < total == 4 * 4 * 60
 
 
 async def test_what_a_held_engine_made_of_the_present_version_is_made_again_elsewhere(slow: EngineSpec) -> None:
-    groups = [group(number, length=200) for number in range(4)]
+    groups = [group(number, length=60) for number in range(4)]
     async with pool_of(slow, 2) as pool:
         running = asyncio.gather(*map(pool.generate, groups))
         await made_by("0", pool)
@@ -436,7 +437,7 @@ async def test_what_a_held_engine_made_of_the_present_version_is_made_again_else
         await until(lambda: pool.standings()[0].running == 0)
         wrong = next(status.tokens_made for status in await pool.status() if status.name == "0")
         assert tokens(await running) == expected(slow.folder, groups)
-        assert 0 < sum(status.tokens_made for status in await pool.status()) - 4 * 4 * 200 <= wrong
+        assert 0 < sum(status.tokens_made for status in await pool.status()) - 4 * 4 * 60 <= wrong
         pool.activate(["0"])
         assert len(pool.serving) == 2
 
@@ -445,7 +446,7 @@ async def test_interrupted_responses_wait_on_the_shelf(slow: EngineSpec, tmp_pat
     shelf = Shelf(tmp_path, least_bytes=1)
     async with pool_of(slow, 1, shelf=shelf) as pool:
         # So many that they are at it for longer than a busy machine keeps this process from interrupting them.
-        running = asyncio.create_task(pool.generate(group(1, length=250, size=8)))
+        running = asyncio.create_task(pool.generate(group(1, length=120, size=8)))
         await made_by("0", pool)
         written = []
         for _ in range(2):
@@ -462,12 +463,12 @@ async def test_interrupted_responses_wait_on_the_shelf(slow: EngineSpec, tmp_pat
             pool.resume()
             await made_by("0", pool, more_than=sum(map(len, begun)))
         assert written[1] > written[0]
-        assert tokens([await running]) == expected(slow.folder, [group(1, length=250, size=8)])
+        assert tokens([await running]) == expected(slow.folder, [group(1, length=120, size=8)])
 
 
 async def test_waiting_for_the_engines_to_be_idle_says_what_still_runs(slow: EngineSpec) -> None:
     async with pool_of(slow, 1) as pool:
-        running = asyncio.create_task(pool.generate(group(1, length=250)))
+        running = asyncio.create_task(pool.generate(group(1, length=100)))
         await made_by("0", pool)
         with pytest.raises(
             DeadlineError,
@@ -481,7 +482,7 @@ async def test_waiting_for_the_engines_to_be_idle_says_what_still_runs(slow: Eng
 async def test_waiting_for_idle_engines_does_not_wait_for_what_a_lost_one_had(slow: EngineSpec) -> None:
     """Its requests return to the queue of a paused pool, which hands them out only after the publication."""
     async with pool_of(slow, 2) as pool:
-        running = asyncio.gather(*(pool.generate(group(number, length=250)) for number in range(2)))
+        running = asyncio.gather(*(pool.generate(group(number, length=80)) for number in range(2)))
         await made_by("0", pool)
         await pool.pause()
         pool.report_lost("0", "as the test wants it")
@@ -513,8 +514,9 @@ async def test_a_request_that_no_engine_can_run_fails_alone(spec: EngineSpec) ->
 
 
 async def test_an_engine_that_cannot_be_built_says_why(tmp_path: Path) -> None:
-    with pytest.raises(EngineLostError, match=r"engine x is gone \(it could not be built: .*config\.json"):
+    with pytest.raises(EngineError, match=r"engine x: it could not be built: .*config\.json") as raised:
         await RayEngine.start("x", EngineSpec("torch", str(tmp_path)), num_cpus=0)
+    assert not isinstance(raised.value, EngineLostError)  # another start would fail as this one did
 
 
 async def test_requests_that_are_over_end_with_what_they_have_and_others_go_on(slow: EngineSpec) -> None:

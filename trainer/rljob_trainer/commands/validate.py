@@ -108,7 +108,7 @@ def _violations(
 
 
 def _shape(job: ResolvedJob, file: str) -> ModelShape | None:
-    """Of the model's files, as far as they are on this machine and of a family that is known."""
+    """The shape that the model's files describe, as far as they are on this machine and of a family that is known."""
     from rljob_trainer.commands.memory import described
 
     try:
