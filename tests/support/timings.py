@@ -144,7 +144,7 @@ def _shown(cost: Cost) -> str:
 def _stages(folder: Path) -> list[tuple[str, int, float]]:
     """Names, seconds and processor seconds."""
     read = [line.split() for line in (folder / "stages").read_text().splitlines()]
-    return [(name, int(seconds), (float(later) - float(before)) / 100) for name, seconds, before, later in read]
+    return [(name, int(seconds), (float(later) - float(before)) / 100) for name, seconds, before, later, *_ in read]
 
 
 def gathered(folder: Path, record: dict[str, Any]) -> list[str]:
