@@ -18,7 +18,7 @@ PACKAGED_OPTION = $(if $(PACKAGED),$(if $(filter 0,$(PACKAGED)),--no-packaged,--
 # Which slow tests run (tests/support/slow.py): none, all, or the tenth that belongs to the commit.
 SLOW ?= none
 
-.PHONY: help install quickstart test lint unit slow-tenth everything pythons-test runs-test programs integration snapshots cluster-up cluster-apply cluster-down cluster-test images gpu-check gpu-accept e2e e2e-smoke generate constraints clean
+.PHONY: help install quickstart test lint unit slow-tenth everything land hunt pythons-test runs-test programs integration snapshots cluster-up cluster-apply cluster-down cluster-test images gpu-check gpu-accept e2e e2e-smoke generate constraints clean
 
 help:            ## what there is
 	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,13 @@ slow-tenth: programs  ## a tenth of the tests that say again what quicker ones s
 
 everything:      ## all of CI with all slow tests and other random numbers each time, all end-to-end cases included; leaves the record of what tests cost
 	.ci/run everything
+
+land: install    ## what CI will do with HEAD, in a clean clone, in the background; again: where it stands, and its verdict
+	@$(BIN)/python scripts/land.py $(if $(ANEW),--anew)
+
+hunt: TIMES ?= 10
+hunt: install    ## run TEST=... (an id, a file, a folder) TIMES=10 under load: two busy loops a core; lists what failed how often
+	@$(BIN)/python tests/support/hunt.py "$(TEST)" $(TIMES)
 
 pythons-test: install  ## import, versions and the quick start on the other Pythons that this machine has; 2 minutes, more the first time
 	PYTHONPATH=. $(BIN)/python tests/support/pythons.py --slow $(SLOW) $(PYTHONS)

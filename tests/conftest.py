@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import again
 import pytest
 import slow
 import timings
@@ -93,8 +94,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where CI asks for it, the run says what its tests cost."""
+    """Where CI asks for it, the run says what its tests cost, and runs what failed again, alone."""
     timings.configure(config)
+    again.configure(config)
 
 
 def pytest_collection_finish() -> None:

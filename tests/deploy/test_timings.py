@@ -49,7 +49,7 @@ def test_quick_and_slow_tests_are_added_up_by_folder_beside_the_record() -> None
 
 
 def test_stages_have_their_seconds_those_of_processors_and_how_their_tests_ended(tmp_path: Path) -> None:
-    (tmp_path / "stages").write_text("install 3 100 400\ne2e-smoke 70 400 7400\n")
+    (tmp_path / "stages").write_text("install 3 100 400 0 1.0\ne2e-smoke 70 400 7400 2 1.5\n")
     for process in (10, 11):
         (tmp_path / f"e2e-smoke-{process}.json").write_text(json.dumps(counted({f"{TOP}::c": [1.0, False]})))
     lines = [line.split() for line in timings.gathered(tmp_path, {})]

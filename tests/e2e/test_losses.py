@@ -19,6 +19,7 @@ STEPS = 120
 OUT_OF_MEMORY = "OOMKilled, exit code 137"
 
 
+@pytest.mark.integrity
 @pytest.mark.parametrize(
     ("role", "engines", "lost", "told", "incarnation"),
     [
@@ -106,6 +107,7 @@ def _trains(world: World, job: str, attempt: int) -> bool:
     return running and world.condition(job, "Running")["reason"] == "Training"
 
 
+@pytest.mark.integrity
 def test_training_survives_the_loss_of_a_node(world: World) -> None:
     name = "loses-node"
     # The head elsewhere: what is lost with it has a test of its own.

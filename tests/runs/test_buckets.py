@@ -37,6 +37,7 @@ def newest_step(place: str, scratch: Path) -> int:
         return 0
 
 
+@pytest.mark.integrity
 def test_killed_here_it_goes_on_elsewhere_as_if_nothing_had_happened(runner: Runner, object_store: Any) -> None:
     whole, here, elsewhere = (runner.folder / name for name in ("whole", "here", "elsewhere"))
     runner.run("run", runner.write(copy_job(), "folder.yaml"), "--output", whole)

@@ -76,6 +76,7 @@ def test_a_model_that_hardly_calls_the_interpreter_learns_to(runner: Runner) -> 
     assert main(["validate", str(RETOOL / "retool-7b.yaml")]) == 0
 
 
+@pytest.mark.integrity
 def test_every_prompt_of_two_turns_ends_once_whoever_is_killed(tmp_path: Path, warm: Warm) -> None:
     with forked(tmp_path, warm):
         story = run_to_the_end("fullyAsync", tmp_path, ["engine", "driver", "all"], seed=18, turns=2)
@@ -83,6 +84,7 @@ def test_every_prompt_of_two_turns_ends_once_whoever_is_killed(tmp_path: Path, w
     check(tmp_path / "output", "fullyAsync", story.undone)
 
 
+@pytest.mark.integrity
 @pytest.mark.slow(
     stands_for=[
         "test_every_prompt_of_two_turns_ends_once_whoever_is_killed",
@@ -118,6 +120,7 @@ def test_an_agent_is_trained_through_openais_client(runner: Runner) -> None:
         assert step["response/trained_ratio"] == pytest.approx(turns / (3 * turns - 2), rel=1e-3)
 
 
+@pytest.mark.integrity
 @pytest.mark.slow(stands_for="[oneStepOff]")
 @pytest.mark.parametrize("mode", ["oneStepOff", "fullyAsync"])
 def test_every_episode_of_agents_ends_once_whoever_is_killed(tmp_path: Path, warm: Warm, mode: str) -> None:
@@ -128,6 +131,7 @@ def test_every_episode_of_agents_ends_once_whoever_is_killed(tmp_path: Path, war
     assert sum(step["rollout/diverged_episodes"] for step in metrics_of(tmp_path / "output") if step["step"]) > 0
 
 
+@pytest.mark.integrity
 @pytest.mark.slow(
     stands_for=[
         "test_every_episode_of_agents_ends_once_whoever_is_killed[oneStepOff]",

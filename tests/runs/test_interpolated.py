@@ -10,6 +10,8 @@ from tiny_job import copy_job
 
 from rljob_trainer.telemetry.names import check_all
 
+pytestmark = pytest.mark.integrity
+
 
 def run(runner: Runner, pipeline: dict[str, Any], **spec: Any) -> list[dict[str, Any]]:
     correction = {"mode": "decoupled", "proximal": "interpolated", "weights": {"level": "token", "high": 2.0}}

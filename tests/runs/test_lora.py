@@ -54,6 +54,7 @@ def test_the_example_learns_and_leaves_the_model_as_it_was(runner: Runner, chang
         assert torch.equal(tensor, first[name]) != name.endswith("_proj.weight"), name
 
 
+@pytest.mark.integrity
 @pytest.mark.slow(
     stands_for="tests/runs/test_run.py::test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same"
 )
@@ -77,6 +78,7 @@ def test_after_a_kill_it_is_what_it_would_have_been(runner: Runner) -> None:
     assert all(bool(tensor.any()) for tensor in whole.values())
 
 
+@pytest.mark.integrity
 @pytest.mark.slow(
     stands_for="tests/trainer/rollout/test_vllm_adapter.py::test_each_version_is_computed_with_its_own_adapter"
 )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sqlite3
 
 import psutil
+import pytest
 from driver_client import Client
 from real_runs import Runner, free_port, metrics_of, wait_for
 from tiny_job import copy_job
+
+pytestmark = pytest.mark.integrity
 
 
 def engines_of(driver: int) -> list[psutil.Process]:

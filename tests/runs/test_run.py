@@ -55,6 +55,7 @@ def rank_of(driver: int) -> int:
     return rank.pid
 
 
+@pytest.mark.integrity
 def test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same(runner: Runner) -> None:
     job = runner.write(copy_job())
     whole, killed = runner.folder / "whole", runner.folder / "killed"
@@ -123,6 +124,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.integrity
 @pytest.mark.slow(stands_for="test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same")
 def test_actor_critic_muon_and_the_kl_controller_are_after_a_kill_what_they_would_have_been(runner: Runner) -> None:
     controller = {"type": "adaptive", "target": 1e-4, "horizon": 20}
@@ -150,6 +152,7 @@ def test_actor_critic_muon_and_the_kl_controller_are_after_a_kill_what_they_woul
     assert evaluated["validation/mean"] == metrics_of(whole)[-1]["validation/mean"]
 
 
+@pytest.mark.integrity
 @pytest.mark.slow(stands_for="test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same")
 def test_two_ranks_are_after_a_kill_what_they_would_have_been(runner: Runner) -> None:
     trainer = {"replicas": 2, "optimizer": {"learningRate": 1e-3}}
@@ -180,6 +183,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.integrity
 @pytest.mark.slow(
     stands_for=[
         "test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same",
@@ -240,6 +244,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.integrity
 def test_nothing_stays_of_a_checkpoint_that_a_rank_went_on_with(runner: Runner) -> None:
     path, output = runner.write(copy_job()), runner.folder / "output"
     printed = runner.run("run", path, "--output", output, program=("-c", A_RANK_IS_LATE_AT_STEP_4))
@@ -452,6 +457,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.integrity
 def test_a_run_that_is_killed_right_after_a_checkpoint_misses_no_step_in_its_record(runner: Runner) -> None:
     job = runner.write(copy_job(validation={"atStart": False}))
     output = runner.folder / "output"
@@ -461,6 +467,7 @@ def test_a_run_that_is_killed_right_after_a_checkpoint_misses_no_step_in_its_rec
     assert [r["step"] for r in metrics_of(output)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.integrity
 def test_a_run_of_some_steps_is_the_beginning_of_the_job(runner: Runner) -> None:
     """Its learning rates are those of the whole job, even where that still warms up, and the next run goes on."""
     optimizer = {"learningRate": 1e-3, "warmupSteps": 3, "schedule": "linear"}
@@ -478,6 +485,7 @@ def test_a_run_of_some_steps_is_the_beginning_of_the_job(runner: Runner) -> None
     assert rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 0.5e-3, 0.0])
 
 
+@pytest.mark.integrity
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(runner: Runner) -> None:
     job = runner.write(copy_job(validation={"atStart": False}))
     output = runner.folder / "output"
@@ -490,6 +498,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(runner: Run
     assert [r["step"] for r in metrics_of(output)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.integrity
 @pytest.mark.slow(
     stands_for=[
         "[sync, two ranks, engine apart]",

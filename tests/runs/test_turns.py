@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from real_runs import Runner, metrics_of
 from tiny_job import copy_job
 
 
+@pytest.mark.integrity
 def test_a_run_in_turns_computes_the_same(runner: Runner) -> None:
     """Real parts: a run without turns, one whose engine keeps its cache, and one whose engine frees it at the learner's
     turn. That one is stopped half-way and resumed, so that a checkpoint is written and read between turns."""

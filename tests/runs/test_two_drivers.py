@@ -18,6 +18,8 @@ from warm import Forked
 
 from rljob_trainer.telemetry.summary import Summary
 
+pytestmark = pytest.mark.integrity
+
 
 @pytest.mark.slow(
     stands_for=["[between checkpoints-while the other trains]", "[within a checkpoint-after the other's end]"]

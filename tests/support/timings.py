@@ -69,7 +69,7 @@ class Counted:
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
         outcome: Any = yield
         now, report = self._clock(), outcome.get_result()
-        report.processor_seconds, report.is_slow = now - self._seen, is_slow(item)
+        report.processor_seconds, report.is_slow, report.process = now - self._seen, is_slow(item), os.getpid()
         self._seen = now
 
 
@@ -141,23 +141,38 @@ def _shown(cost: Cost) -> str:
     return f"{cost.tests or '–':>6}{cost.processor_seconds:>8.0f}" if cost.tests else f"{'–':>6}{'':>8}"
 
 
-def _stages(folder: Path) -> list[tuple[str, int, float]]:
-    """Names, seconds and processor seconds."""
+class Stage(NamedTuple):
+    """Of a CI, as `.ci/run` writes it, one a line."""
+
+    name: str
+    seconds: int
+    processor_seconds: float
+    """All that the machine's processors have worked meanwhile."""
+    code: int
+    load: float
+    """Processes that ran or waited for a processor, as a mean of its last minute."""
+
+
+def stages(folder: Path) -> list[Stage]:
     read = [line.split() for line in (folder / "stages").read_text().splitlines()]
-    return [(name, int(seconds), (float(later) - float(before)) / 100) for name, seconds, before, later in read]
+    return [
+        Stage(name, int(seconds), (float(later) - float(before)) / 100, int(code), float(load))
+        for name, seconds, before, later, code, load in read
+    ]
 
 
 def gathered(folder: Path, record: dict[str, Any]) -> list[str]:
     """What all stages of a CI have written: seconds, processor seconds of the machine, and how their tests ended."""
     lines = [f"{'stage':<44}{'seconds':>14}{'processor':>14}"]
     files = _files(folder)
-    for name, seconds, worked in _stages(folder):
+    ran = stages(folder)
+    for name, seconds, worked, *_ in ran:
         runs = [run for path, run in files.items() if path.stem.rpartition("-")[0] == name]
         counts = sum((Counter[str](run["counts"]) for run in runs), Counter[str]())
         said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         lines.append(f"{name:<44}{seconds:>14}{worked:>14.0f}  {said}".rstrip())
-    stages = _stages(folder)
-    lines.append(f"{'all stages':<44}{sum(s for _, s, _ in stages):>14}{sum(w for *_, w in stages):>14.0f}")
+    seconds, worked = sum(stage.seconds for stage in ran), sum(stage.processor_seconds for stage in ran)
+    lines.append(f"{'all stages':<44}{seconds:>14}{worked:>14.0f}")
     return [*lines, *table([*files.values()], record)]
 
 
@@ -168,13 +183,13 @@ def _files(folder: Path) -> dict[Path, dict[str, Any]]:
 def recorded(folder: Path) -> dict[str, Any]:
     """What `make everything` keeps of a whole CI."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    stages = _stages(folder)
+    ran = stages(folder)
     return {
         "commit": commit.strip(),
         "day": datetime.now(UTC).date().isoformat(),
-        "seconds": sum(seconds for _, seconds, _ in stages),
-        "processor_seconds": round(sum(worked for *_, worked in stages)),
-        "stages": {name: [seconds, round(worked)] for name, seconds, worked in stages},
+        "seconds": sum(stage.seconds for stage in ran),
+        "processor_seconds": round(sum(stage.processor_seconds for stage in ran)),
+        "stages": {stage.name: [stage.seconds, round(stage.processor_seconds)] for stage in ran},
         "folders": {
             name: [[cost.tests, round(cost.processor_seconds, 1)] for cost in costs]
             for name, costs in by_folder(_files(folder).values()).items()

@@ -14,6 +14,8 @@ from rljob_trainer.episodes.receipts import ReceiptError, Receipts, check_answer
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.episodes.tokens import Tokens
 
+pytestmark = pytest.mark.integrity
+
 REQUEST = GenerationRequest(
     EpisodeId(TRAINING, 5, 1), (3, 4, 5), SamplingSettings(temperature=0.8, max_tokens=4), seed=11
 )

@@ -15,6 +15,8 @@ from rljob_trainer.checkpoints.finding import find_checkpoint, holds_checkpoints
 from rljob_trainer.errors import BucketError, CheckpointError, UnsavedError
 from rljob_trainer.storage.bucket import ObjectBucket
 
+pytestmark = pytest.mark.integrity
+
 
 @pytest.fixture
 def bucket(object_store) -> ObjectBucket:

@@ -15,6 +15,8 @@ from rljob_trainer.checkpoints.checkpoint import driver_state, latest
 from rljob_trainer.checkpoints.folder import FolderCheckpoints, open_folder
 from rljob_trainer.errors import CheckpointError, UnreadableError, exit_code_of
 
+pytestmark = pytest.mark.integrity
+
 
 async def write(store: FolderCheckpoints, step: int) -> Path:
     async def save(folder: str) -> None:

@@ -17,6 +17,8 @@ from rljob_trainer.record.weights import Published
 from rljob_trainer.waits import Waits
 from rljob_trainer.weights.manifest import Version
 
+pytestmark = pytest.mark.integrity
+
 OWED = {"reward/mean": 0.5}
 STATE = {
     **{"step": 7, "version": 7, "groups": 56, "samples": 112, "tokens": 900, "response_tokens": 400, "seconds": 60.0},

@@ -27,6 +27,8 @@ from rljob_trainer.record import unfinished
 from rljob_trainer.rollout.columns import Requests, Results
 from rljob_trainer.rollout.shelf import Shelf
 
+pytestmark = pytest.mark.integrity
+
 REQUEST = GenerationRequest(named("a"), (1, 2), SamplingSettings(max_tokens=4000), seed=3)
 
 

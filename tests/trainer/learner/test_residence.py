@@ -7,6 +7,8 @@ import torch
 
 from rljob_trainer.learner.residence import Residence
 
+pytestmark = pytest.mark.integrity
+
 DEVICE, HOST = torch.device("meta"), torch.device("cpu")
 NAMES = ("actor", "actor optimizer", "critic", "critic optimizer", "reference")
 

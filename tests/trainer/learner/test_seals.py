@@ -15,6 +15,8 @@ from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner import seals
 from rljob_trainer.learner.protocol import SequenceBatch
 
+pytestmark = pytest.mark.integrity
+
 MakeBatch = Callable[..., SequenceBatch]
 STREAMS = ("mask", "advantages", "returns", "values", "old_log_probs", "rollout_log_probs", "ref_log_probs", "weights")
 

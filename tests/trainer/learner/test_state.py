@@ -29,6 +29,8 @@ from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.storage.bucket import ObjectBucket
 from rljob_trainer.weights.shards import Shard as Box
 
+pytestmark = pytest.mark.integrity
+
 State = dict[str, torch.Tensor]
 
 

@@ -18,6 +18,8 @@ from rljob_trainer.learner.work import Share
 from rljob_trainer.publish import colocated
 from rljob_trainer.rollout.actor import EngineSpec
 
+pytestmark = pytest.mark.integrity
+
 
 @pytest.fixture
 def rank(tied_folder: Path) -> LearnerRank:

@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.version import version_of
 
+pytestmark = pytest.mark.integrity
+
 
 @pytest.mark.parametrize("count", [10, 100_000, 10_000_000])
 @pytest.mark.parametrize("place", [0, -1])

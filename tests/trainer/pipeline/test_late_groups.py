@@ -20,6 +20,8 @@ from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.simulation.rollout import EndlessFeed
 from rljob_trainer.waits import Waits
 
+pytestmark = pytest.mark.integrity
+
 
 def in_time(deadlines: Sequence[int], version: int, trained: int, size: int) -> bool:
     """#{open groups with deadline <= u} <= (G - c) + (u - v) G, for every u >= v."""

@@ -49,6 +49,8 @@ from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.weights.manifest import Version
 from rljob_trainer.world import protocol
 
+pytestmark = pytest.mark.integrity
+
 SCENARIOS = int(os.environ.get("RLJOB_TIMINGS", "240"))
 FIRST = int(os.environ.get("RLJOB_SEED", "0"))
 PATIENCE = 2000.0

@@ -18,6 +18,8 @@ from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.waits import Waits
 
+pytestmark = pytest.mark.integrity
+
 PROMPTS = ((1, 2, 3, 4, 5), (6, 7), (8,))
 
 

@@ -13,6 +13,8 @@ from rljob_trainer.errors import StepGivenUpError
 from rljob_trainer.pipeline.parts import TrainedBatch
 from rljob_trainer.publish.held_weights import HeldWeights
 
+pytestmark = pytest.mark.integrity
+
 
 class Step:
     """An update that lasts until it is allowed to end."""

@@ -16,6 +16,8 @@ from rljob_trainer.weights.manifest import manifest_of
 from rljob_trainer.weights.residence import Resident, fingerprint, resident
 from rljob_trainer.weights.shards import Shard
 
+pytestmark = pytest.mark.integrity
+
 Model = dict[str, torch.Tensor]
 
 

@@ -15,6 +15,8 @@ from rljob_trainer.record import fence
 from rljob_trainer.record.fence import Fence, FencedError
 from rljob_trainer.storage.small import LocalFile
 
+pytestmark = pytest.mark.integrity
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> LocalFile:

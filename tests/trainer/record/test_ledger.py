@@ -17,6 +17,8 @@ from rljob_trainer.record.fence import FencedError
 from rljob_trainer.record.ledger import Ledger
 from rljob_trainer.telemetry.summary import AgeCounts, EndedGroups
 
+pytestmark = pytest.mark.integrity
+
 
 def prompt(ordinal: int) -> Prompt:
     return Prompt(ordinal, 0, ordinal, "test", "", (1,), None)

@@ -16,6 +16,8 @@ from rljob_trainer.errors import EngineError, OutputError
 from rljob_trainer.record import ledger as ledgers
 from rljob_trainer.record.ledger import Ledger
 
+pytestmark = pytest.mark.integrity
+
 
 def versions(path: Path) -> list[int]:
     with closing(sqlite3.connect(path)) as database:

@@ -12,6 +12,8 @@ from rljob_trainer.record.output import OutputFolder
 from rljob_trainer.record.place import state_of
 from rljob_trainer.record.resuming import Start, where_to_start
 
+pytestmark = pytest.mark.integrity
+
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:

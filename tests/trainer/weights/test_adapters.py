@@ -17,6 +17,8 @@ from rljob_trainer.models.stored import tensors_in
 from rljob_trainer.weights.adapters import ALPHA, BASE, PublishedAdapter, described
 from rljob_trainer.weights.manifest import manifest_of
 
+pytestmark = pytest.mark.integrity
+
 FIRST = hashlib.sha256(b"one base").hexdigest()
 OTHER = hashlib.sha256(b"another").hexdigest()
 LAYER = "base_model.model.model.layers.0.self_attn.q_proj"

@@ -11,6 +11,8 @@ import torch
 from rljob_trainer.weights.manifest import Addition, Manifest, Version, added_up, manifest_of
 from rljob_trainer.weights.plan import TensorMeta
 
+pytestmark = pytest.mark.integrity
+
 
 def model(seed: int = 0) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)

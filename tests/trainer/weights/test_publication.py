@@ -41,6 +41,8 @@ from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.manifest import Manifest, manifest_of
 
+pytestmark = pytest.mark.integrity
+
 PAIR = ((1, 2, 3), (4, 5, 6, 7, 8))
 
 

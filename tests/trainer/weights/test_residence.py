@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from rljob_trainer.weights.manifest import manifest_of
 from rljob_trainer.weights.residence import PUBLISHED, cause_of, differing, fingerprint, resident, sums_in_any_order
+
+pytestmark = pytest.mark.integrity
 
 
 def model(seed: int = 0) -> dict[str, torch.Tensor]:

@@ -26,6 +26,8 @@ from rljob_trainer.weights.manifest import manifest_of
 from rljob_trainer.weights.plan import TensorMeta, WeightPlan, describe
 from rljob_trainer.weights.sender import Publisher, SendReport
 
+pytestmark = pytest.mark.integrity
+
 SCRIPT = Path(__file__).with_name("weight_member.py")
 _spec = importlib.util.spec_from_file_location("weight_member", SCRIPT)
 assert _spec is not None

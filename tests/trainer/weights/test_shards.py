@@ -8,6 +8,8 @@ import torch
 from rljob_trainer.errors import LearnerError
 from rljob_trainer.weights.shards import Shard, gathered, inventory
 
+pytestmark = pytest.mark.integrity
+
 WHOLE = torch.arange(12.0).reshape(4, 3)
 
 

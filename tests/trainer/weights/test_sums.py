@@ -13,6 +13,8 @@ from torch import Tensor
 from rljob_trainer.weights import sums
 from rljob_trainer.weights.sums import sum_in_any_order, sum_of_box, sums_at, sums_of, unsigned
 
+pytestmark = pytest.mark.integrity
+
 COLUMNS, BLOCK = 2040, 32
 ROW = 8 * COLUMNS
 SIZES = [0, 1, 7, 8, 9, ROW - 1, ROW, ROW + 1, 100_003, 33 * ROW + 5, 70 * ROW]
