@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import again
 import pytest
+import repeatable
 import slow
 import timings
 from warm_workers import fork_workers, forking
@@ -95,8 +96,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Where CI asks for it, the run says what its tests cost, and runs what failed again, alone."""
+    repeatable.set_up_hypothesis()
     timings.configure(config)
     again.configure(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    repeatable.seed(item.nodeid)
 
 
 def pytest_collection_finish() -> None:

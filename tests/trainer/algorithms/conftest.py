@@ -1,4 +1,4 @@
-"""Makes this folder's own modules (oracles, random batches) importable and keeps hypothesis repeatable."""
+"""Makes this folder's own modules (oracles, random batches) importable."""
 
 from __future__ import annotations
 
@@ -7,19 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
-
-settings.register_profile(
-    "algorithms",
-    deadline=None,
-    derandomize="RLJOB_SEED" not in os.environ,  # make everything has another one each time
-    database=None,
-    max_examples=25,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("algorithms")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
