@@ -18,7 +18,7 @@ PACKAGED_OPTION = $(if $(PACKAGED),$(if $(filter 0,$(PACKAGED)),--no-packaged,--
 # Which slow tests run (tests/support/slow.py): none, all, or the tenth that belongs to the commit.
 SLOW ?= none
 
-.PHONY: help install quickstart test lint unit slow-tenth everything land hunt pythons-test runs-test programs integration snapshots cluster-up cluster-apply cluster-down cluster-test images gpu-check gpu-accept e2e e2e-smoke generate constraints clean
+.PHONY: help install quickstart test lint unit slow-tenth everything land hunt pythons-test runs-test machine programs integration snapshots cluster-up cluster-apply cluster-down cluster-test images gpu-check gpu-accept e2e e2e-smoke generate constraints clean
 
 help:            ## what there is
 	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,9 @@ pythons-test: install  ## import, versions and the quick start on the other Pyth
 
 runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; 6 minutes on two cores
 	$(BIN)/python -m pytest tests/runs -n 3 --dist worksteal --slow $(SLOW)
+
+machine:         ## whether this machine has what make programs and the test cluster need; a second
+	@PYTHONPATH=deploy $(PYTHON) -m testcluster machine
 
 programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 20 minutes, once
 	$(CLUSTER) programs

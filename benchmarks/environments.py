@@ -55,11 +55,17 @@ def peer_python(name: str, cache: Path) -> Path:
         return python
     print(f"making the environment of {name} in {folder}", flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    versions: list[str | Path] = [*_torch_backend(), "--constraints", CONSTRAINTS] if peer.constrained else []
-    uv("venv", "--quiet", "--clear", "--python", VERSION, folder)
-    uv("pip", "install", "--quiet", *versions, "--compile-bytecode", "--python", python, *peer.packages)
+    uv("venv", "--quiet", "--clear", "--python", sys.executable, folder)
+    install(name, python, "--compile-bytecode")
     stamp.write_text(wanted)
     return python
+
+
+def install(name: str, python: Path, *options: str) -> None:
+    """Installs what a peer needs into the environment of an interpreter."""
+    peer = PEERS[name]
+    versions: list[str | Path] = [*_torch_backend(), "--constraints", CONSTRAINTS] if peer.constrained else []
+    uv("pip", "install", "--quiet", *versions, *options, "--python", python, *peer.packages)
 
 
 def overlay(name: str, packages: Sequence[str], cache: Path) -> Path:

@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +28,8 @@ KEPT_ACCELERATOR = "rljob-accelerator"
 """In the environment: what it is made for."""
 ACCELERATORS = ("cpu", "gpu")
 REQUIREMENTS = ROOT / "requirements"
+PAUSES = (5, 20)
+"""Seconds before a package index is asked a second and a third time."""
 TORCH = "2.13.0"
 CPU_BUILD = f"{TORCH}+cpu"
 
@@ -54,8 +57,8 @@ def main() -> int:
     command = install_command(accelerator, environment, VENV)
     say(f"installing pinned packages for {accelerator} (0.9 to 7 GB, 1 to 10 minutes)")
     extras = [f"--extra={extra}" for extra in ("trainer", accelerator, "operator", "dev")]
-    run(*command, "--compile-bytecode", "--requirement", "pyproject.toml", *extras, environment=environment)
-    run(*install_project(VENV), environment=environment)
+    fetch(*command, "--compile-bytecode", "--requirement", "pyproject.toml", *extras, environment=environment)
+    fetch(*install_project(VENV), environment=environment)
     stamp.write_text(wanted)
     say(f"done: {VENV.name}/bin/rljob")
     return 0
@@ -81,7 +84,7 @@ def prepare(venv: Path, accelerator: str) -> None:
     if not asked(python, "-m", "pip", "--version"):
         run(python, "-m", "ensurepip")  # somebody made the environment without pip
     say("installing uv with pip")
-    run(python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", REQUIREMENTS / "uv.txt")
+    fetch(python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", REQUIREMENTS / "uv.txt")
 
 
 def fingerprint(accelerator: str) -> str:
@@ -191,6 +194,16 @@ def run(*command: str | Path, environment: dict[str, str] | None = None) -> None
     except subprocess.CalledProcessError as error:
         told = " ".join(map(str, command))
         sys.exit(fail(f"`{told}` ended with exit code {error.returncode}; its message is above."))
+
+
+def fetch(*command: str | Path, environment: dict[str, str] | None = None) -> None:
+    """As ``run``, for what asks a package index: one that does not answer for a moment is asked three times."""
+    for pause in PAUSES:
+        if subprocess.run(command, cwd=ROOT, env=environment).returncode == 0:
+            return
+        say(f"that failed, see above; once more in {pause} s")
+        time.sleep(pause)
+    run(*command, environment=environment)
 
 
 def say(text: str) -> None:

@@ -14,7 +14,7 @@ from testcluster.commands import CommandFailedError
 from testcluster.layout import MOST_WORKERS, Cluster
 from testcluster.namespaces import inside
 from testcluster.node import environment
-from testcluster.programs import OTHER_VERSIONS, ProgramMissingError, find
+from testcluster.programs import OTHER_VERSIONS, ProgramMissingError, check_that_they_can_be_made, find
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     verb("check", _check, "say whether this machine lets a cluster run")
+    verb("machine", _machine, "say whether this machine can build what tests need, and whether a cluster can run on it")
     verb("programs", _programs, "build or unpack everything that is needed, and say where it lies")
     up = verb("up", _up, "start a cluster")
     up.add_argument("--workers", type=int, default=2, choices=range(1, MOST_WORKERS + 1), metavar="N")
@@ -74,6 +75,14 @@ def _parser() -> argparse.ArgumentParser:
 def _check(_options: argparse.Namespace) -> None:
     preconditions.check()
     print("a cluster can run here")
+
+
+def _machine(_options: argparse.Namespace) -> None:
+    print(check_that_they_can_be_made())
+    try:
+        _check(_options)
+    except CommandFailedError as problem:
+        print(f"no cluster of plain processes can run here: {problem}")
 
 
 def _programs(_options: argparse.Namespace) -> None:

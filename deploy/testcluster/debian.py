@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from testcluster.commands import CommandFailedError, run
+from testcluster.commands import CommandFailedError, fetch, run
 
 
 def unpack(packages: Sequence[str], to: Path) -> list[str]:
@@ -26,8 +26,8 @@ def unpack(packages: Sequence[str], to: Path) -> list[str]:
         try:
             run(["apt-get", "download", *packages], Path(downloads))
         except CommandFailedError:
-            run(["apt-get", "update"])
-            run(["apt-get", "download", *packages], Path(downloads))
+            fetch(["apt-get", "update"])
+            fetch(["apt-get", "download", *packages], Path(downloads))
         controls: list[str] = []
         for archive in sorted(Path(downloads).glob("*.deb")):
             controls.append(run(["dpkg-deb", "--field", str(archive)]))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from testcluster import debian
-from testcluster.commands import CommandFailedError, run
+from testcluster.commands import CommandFailedError, fetch, run
 
 GO_MODULES = Path(__file__).parent / "go"
 KUBERNETES_VERSION = "v1.36.3"
@@ -34,6 +35,10 @@ class ProgramMissingError(RuntimeError):
     """A program that is needed isn't there and can't be made here; the message says in one line what to do."""
 
 
+GO_VERSION = (1, 26)
+DEBIAN_RELEASE = 12
+"""The oldest whose containerd and runc run this Kubernetes."""
+OS_RELEASE = Path("/etc/os-release")
 PREPARE = "run `make programs` once (20 minutes on two cores; needs Go 1.26 and Debian's packages)"
 
 
@@ -149,6 +154,43 @@ def find(
     return Programs(paths, crds, roles, root)
 
 
+def check_that_they_can_be_made() -> str:
+    """Looks, in a moment, whether what is not cached could be: before half an hour of other work.
+
+    Returns:
+        What was found, in a few words.
+
+    Raises:
+        ProgramMissingError: something has to be made, and what that takes is not here.
+    """
+    try:
+        for server in (None, *OTHER_API_SERVERS):
+            find(build=False, cluster=True, api_server=server)
+    except ProgramMissingError:
+        return f"{_go()}, {_release()}: programs can be built"
+    return "programs are built"
+
+
+def _go() -> str:
+    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    wanted = ".".join(map(str, GO_VERSION))
+    if go is None:
+        raise ProgramMissingError(f"programs must be built and Go {wanted} isn't installed: install Go")
+    said = run([go, "env", "GOVERSION"]).strip()
+    if tuple(map(int, re.findall(r"\d+", said)[:2])) < GO_VERSION:
+        raise ProgramMissingError(f"programs must be built with Go {wanted}, and {go} is {said}: install that")
+    return said
+
+
+def _release() -> str:
+    said = dict(line.split("=", 1) for line in OS_RELEASE.read_text().splitlines() if "=" in line)
+    name, version = (said.get(key, "").strip('"') for key in ("ID", "VERSION_ID"))
+    if name != "debian" or not version.isdecimal() or int(version) < DEBIAN_RELEASE or not shutil.which("apt-get"):
+        needs = f"Debian {DEBIAN_RELEASE} or later with apt-get"
+        raise ProgramMissingError(f"programs of a node come from {needs}, and this is {name or '?'} {version}".rstrip())
+    return f"Debian {version}"
+
+
 def _unpacked(name: str, packages: tuple[str, ...], build: bool) -> Path:
     digest = hashlib.sha256(repr(packages).encode()).hexdigest()[:12]
     return cached(f"{name}-{digest}", build, partial(debian.unpack, packages))
@@ -201,7 +243,7 @@ def _build_go(program: GoProgram, to: Path, *, say: Callable[[str], None]) -> No
     source = GO_MODULES / program.name
     environment = os.environ | {"CGO_ENABLED": "0"}
     binary = to / "bin" / program.name
-    run(
+    fetch(
         [go, "build", "-trimpath", "-ldflags", program.ldflags, "-o", str(binary), program.package], source, environment
     )
     for link in program.links:

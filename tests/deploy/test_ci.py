@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SUPPORT = ["again.py", "processor_time.py", "slow.py", "timings.py", "unsteady.py", "verdict.py"]
 STAGES = {
+    "machine": 20,
     "install": 20,
     "test": 21,
     "pythons-test": 22,
@@ -80,7 +81,8 @@ def test_a_green_one_runs_all_stages(checkout: Path) -> None:
         ("integration cluster-test", set()),
         ("e2e-smoke", set()),
         ("programs", {"integration", "cluster-test", "e2e-smoke", "slow-tenth"}),
-        ("install", {*STAGES} - {"install"}),
+        ("install", {*STAGES} - {"machine", "install"}),
+        ("machine", {*STAGES} - {"machine"}),
     ],
 )
 def test_what_can_do_without_a_failed_stage_still_runs(checkout: Path, fail: str, not_run: set[str]) -> None:

@@ -206,6 +206,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
         log.extend(word for word in words if word in ("--extra=cpu", "--extra=gpu"))
 
     monkeypatch.setattr(install, "run", run)
+    monkeypatch.setattr(install, "fetch", run)
 
     def type_in(*arguments: str) -> list[str]:
         log.clear()
@@ -248,3 +249,16 @@ def test_make_hands_the_accelerator_on_only_where_it_is_said() -> None:
 
     assert command() == "python3 requirements/install.py"
     assert command("ACCELERATOR=gpu") == "python3 requirements/install.py --accelerator gpu"
+
+
+def test_an_index_that_does_not_answer_for_a_moment_is_asked_three_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(install, "PAUSES", (0, 0))
+    asked = tmp_path / "asked"
+    install.fetch("sh", "-c", f"echo x >> {asked}; [ $(wc -l < {asked}) -ge 3 ]")
+    assert capfd.readouterr().out.count("once more in 0 s") == 2
+    asked.unlink()
+    with pytest.raises(SystemExit):
+        install.fetch("sh", "-c", f"echo x >> {asked}; false")
+    assert len(asked.read_text().split()) == 3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testcluster import programs
+from testcluster import commands, programs
 from testcluster.programs import HELM, KUBERAY, KUBERNETES, OTHER_API_SERVERS, GoProgram, ProgramMissingError, find
 
 ENVTEST = ("kube-apiserver", "etcd", "kubectl")
@@ -121,3 +121,61 @@ def test_a_folder_that_is_not_there_is_as_if_it_were_not_set(
     monkeypatch.setattr(shutil, "which", lambda name, **_: f"/usr/bin/{name}")
     found = find(build=False)
     assert (str(found.path("etcd")), set(where(found, assets).values())) == ("/usr/bin/etcd", {"cache"})
+
+
+FAKE_GO = "#!/bin/sh\necho go1.{minor}.3\n"
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on which nothing is built yet: what is on its path, and its release."""
+    monkeypatch.setenv("RLJOB_TEST_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    monkeypatch.setattr(programs, "OS_RELEASE", tmp_path / "os-release")
+    monkeypatch.setattr(
+        programs.shutil, "which", lambda name, path=None: str(found) if (found := tmp_path / name).exists() else None
+    )
+    program(tmp_path / "go", FAKE_GO.format(minor=26))
+    program(tmp_path / "apt-get", "#!/bin/sh\n")
+    (tmp_path / "os-release").write_text('PRETTY_NAME="Debian"\nID=debian\nVERSION_ID="12"\n')
+    return tmp_path
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_a_machine_that_can_build_says_with_what(bare: Path) -> None:
+    assert programs.check_that_they_can_be_made() == "go1.26.3, Debian 12: programs can be built"
+
+
+def test_what_is_missing_for_a_build_is_said_before_it(bare: Path) -> None:
+    (bare / "os-release").write_text("ID=alpine\nVERSION_ID=3.20\n")
+    with pytest.raises(
+        ProgramMissingError, match=r"come from Debian 12 or later with apt-get, and this is alpine 3.20"
+    ):
+        programs.check_that_they_can_be_made()
+    program(bare / "go", FAKE_GO.format(minor=25))
+    with pytest.raises(ProgramMissingError, match=r"built with Go 1.26, and .*go is go1.25.3: install that"):
+        programs.check_that_they_can_be_made()
+    (bare / "go").unlink()
+    with pytest.raises(ProgramMissingError, match=r"Go 1\.26 isn't installed: install Go"):
+        programs.check_that_they_can_be_made()
+
+
+def test_what_the_network_refuses_is_asked_for_three_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "PAUSES", (0.0, 0.0))
+    answers = tmp_path / "answers"
+    asked = [
+        "sh",
+        "-c",
+        f"echo x >> {answers}; [ $(wc -l < {answers}) -ge 3 ] || {{ echo refused >&2; exit 1; }}; echo here",
+    ]
+    assert commands.fetch(asked) == "here\n"
+    assert capsys.readouterr().err.count("refused; once more in 0 s") == 2
+    answers.unlink()
+    with pytest.raises(commands.CommandFailedError, match="refused"):
+        commands.fetch([*asked[:2], asked[2].replace("-ge 3", "-ge 4")])

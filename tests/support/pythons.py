@@ -56,7 +56,7 @@ def parts(python: Path) -> Path:
             settings = install.index_settings()
             command = install.install_command("cpu", settings, venv)
             extras = [f"--extra={extra}" for extra in ("trainer", "operator", "dev")]
-            install.run(*command, "--requirement", "pyproject.toml", *extras, environment=settings)
+            install.fetch(*command, "--requirement", "pyproject.toml", *extras, environment=settings)
             stamp.touch()
     return venv
 
@@ -69,7 +69,7 @@ def check(python: Path, folder: Path, slow: bool) -> bool:
     install.run(python, "-m", "venv", "--without-pip", venv)
     (own,) = venv.glob("lib/python3.*/site-packages")
     (own / "parts.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n")
-    install.run(*install.install_project(venv), environment=install.index_settings())
+    install.fetch(*install.install_project(venv), environment=install.index_settings())
     # What is imported is compiled once, and kept with the parts; and CI's long walks are the default's alone.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RLJOB_")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from testcluster.commands import run
+from testcluster.commands import fetch
 from testcluster.programs import ProgramMissingError, cached
 
 MODULE = "sigs.k8s.io/kueue"
@@ -35,7 +35,7 @@ def _download(to: Path) -> None:
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
         raise ProgramMissingError("Kueue's module must be downloaded and Go 1.26 isn't installed: install Go")
-    found = json.loads(run([go, "mod", "download", "-json", MODULE], PINS))
+    found = json.loads(fetch([go, "mod", "download", "-json", MODULE], PINS))
     source = Path(found["Dir"]) / "config" / "components" / "crd" / "bases" / MANIFEST
     (to / MANIFEST).write_bytes(source.read_bytes())
 
