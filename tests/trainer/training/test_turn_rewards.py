@@ -5,6 +5,7 @@ Expected numbers are sums over answers and tokens in float64, by loops.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.models.materialise import materialise
+from rljob_trainer.training.batch import layout
+from rljob_trainer.training.scores import turn_rewards
 from rljob_trainer.training.step import TrainingStep
 
 SCORES = [[1.0, 0.25, 0.5, 0.0], [0.25, 1.0, 0.0, 0.5]]
@@ -49,10 +52,12 @@ def leaf_of(answers: int, before: tuple[int, ...], rng: np.random.Generator) -> 
     return Leaf(before, Tokens(ids, log_probs, np.zeros(length, np.int32), made), spans=tuple(spans))
 
 
-def groups(*, said: bool = True, finish: str = "stop") -> list[Group]:
+def groups(
+    *, said: bool = True, finish: str = "stop", scores_of: list[list[float]] = SCORES, earned_of: Any = EARNED
+) -> list[Group]:
     rng = np.random.default_rng(4)
     made = []
-    for number, (scores, earned, leaves) in enumerate(zip(SCORES, EARNED, LEAVES, strict=True)):
+    for number, (scores, earned, leaves) in enumerate(zip(scores_of, earned_of, LEAVES, strict=True)):
         prompt = Prompt(number, 0, number, "copy", "", tuple(rng.integers(4, 14, 3).tolist()), None)
         episodes = []
         for sample, score in enumerate(scores):
@@ -122,6 +127,54 @@ async def test_where_a_group_is_compared_only_the_sum_counts(folder: Path) -> No
     plain, _ = await trained(folder, groups(said=False), preset="grpo")
     np.testing.assert_allclose(batch.advantages, plain.advantages, atol=1e-6)
     assert np.abs(plain.advantages).max() > 0.5
+
+
+@pytest.mark.parametrize("score", [10.0, 0.1, 1000.0])
+async def test_equal_scores_are_no_advantage_however_they_were_earned(folder: Path, score: float) -> None:
+    """None of these parts is a sum of few powers of two: what is left of equal sums is divided by their deviation."""
+    earned = [[(0.1, 3.3), (0.7,), (1e-3, 1 / 3), ()], [(3.3,), (0.1,), (2.2, -1.7), (0.9,)]]
+    batch, _ = await trained(folder, groups(scores_of=[[score] * 4] * 2, earned_of=earned), preset="grpo")
+    assert batch.mask.any()
+    assert not batch.advantages[batch.mask].any()
+
+
+async def test_a_score_that_is_replaced_scales_what_others_earned(folder: Path) -> None:
+    """The shape of all scores is that after the replacement."""
+    given = groups()
+    given[0].episodes[1] = replace(given[0].episodes[1], finish="length")
+    truncated = {"reward": "replace", "replacement": -3.0}
+    batch, _ = await trained(folder, given, {"normalize": True}, truncated=truncated, **GAE)
+    scores = np.array(flat(SCORES))
+    scores[1] = -3.0
+    scale = 1 / np.sqrt(scores.var(ddof=1) + 1e-8)
+    expected = to_come(given, ((scores - scores.mean()) * scale).tolist(), scale)
+    np.testing.assert_allclose(batch.returns[batch.mask], expected[batch.mask], atol=1e-5)
+
+
+def test_what_an_answer_earned_stays_with_it_where_its_last_token_is_not_trained() -> None:
+    """Of each episode tokens 0 and 1 are an answer, 2 is the world's, 3 to 5 an answer; some tokens are rejected."""
+    mask = [True, True, False, True, True, True]
+    leaf = Leaf((4, 4), Tokens(*_streams(mask)), spans=(TurnSpan(0, 2), TurnSpan(3, 6)))
+    reward = RewardResult(1.0, {"environment": 1.0}, turns=(0.25, 0.5))
+    prompt = Prompt(0, 0, 0, "copy", "", (4, 4), None)
+    episodes = [Episode(EpisodeId(TRAINING, 0, n), [leaf], "stop", reward=reward, seconds=1.0) for n in range(4)]
+    batch = layout([Group(prompt, episodes)])
+    rejected = [(), (1,), (0, 1), (4, 5)]
+    for episode, places in enumerate(rejected):
+        batch.sequences.mask[[6 * episode + place for place in places]] = False
+    earned = turn_rewards(batch)
+    assert earned is not None
+    assert earned.reshape(4, 6).tolist() == [
+        [0, 0.25, 0, 0, 0, 0.5],
+        [0.25, 0, 0, 0, 0, 0.5],
+        [0, 0, 0, 0, 0, 0.5],  # of the first answer nothing is trained, and nothing came before it
+        [0, 0.25, 0, 0.5, 0, 0],
+    ]
+
+
+def _streams(mask: list[bool]) -> tuple[Any, ...]:
+    size = len(mask)
+    return np.full(size, 5, np.int32), np.full(size, -1, np.float32), np.zeros(size, np.int32), np.array(mask)
 
 
 async def test_of_a_score_that_is_replaced_nothing_was_earned_before(folder: Path) -> None:

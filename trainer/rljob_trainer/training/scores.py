@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +24,19 @@ def greedy_scores(groups: Sequence[Group]) -> torch.Tensor | None:
 
 
 def turn_rewards(batch: TrainingBatch) -> torch.Tensor | None:
-    """``[tokens]``: what of its episode's score each answer has earned, at the answer's last token; None where nobody
-    says anything of single answers. An answer without a token has earned it at the end, like all the rest."""
+    """``[tokens]``: what of its episode's score each answer has earned, at the last token up to the answer's end that is
+    trained, so that nothing after the answer sees it; None where nobody says anything of single answers. Where no such
+    token is, or the answer has none, it is earned at the episode's end, like all the rest."""
     if not any(episode.reward is not None and episode.reward.turns for episode in batch.episodes):
         return None
     earned = np.zeros(int(batch.offsets[-1]), dtype=np.float32)
-    for episode, begin in zip(batch.episodes, batch.episode_offsets[:-1].tolist(), strict=True):
+    offsets = batch.episode_offsets.tolist()
+    for episode, (begin, stop) in zip(batch.episodes, pairwise(offsets), strict=True):
         if episode.reward is not None and episode.reward.turns:
+            trained = np.flatnonzero(batch.sequences.mask[begin:stop])
             for end, amount in zip(episode.answer_ends(), episode.reward.turns, strict=False):
-                if end is not None:
-                    earned[begin + end] += amount
+                if end is not None and (up_to := int(np.searchsorted(trained, end, side="right"))):
+                    earned[begin + trained[up_to - 1]] += amount
     return torch.from_numpy(earned)
 
 

@@ -401,11 +401,15 @@ class TrainingStep:
 
     def _shaped_scores(self, batch: TrainingBatch) -> torch.Tensor:
         """``[E]``: what is trained on in place of the scores."""
+        scores = self._bounded_scores(batch)
+        return normalised_scores(scores) if self._normalises else scores
+
+    def _bounded_scores(self, batch: TrainingBatch) -> torch.Tensor:
+        """``[E]``: the scores, replaced where the job says so and clipped."""
         truncated, scores = self.algorithm.truncated, torch.from_numpy(batch.scores)
         if truncated.reward == "replace":
             scores = torch.where(torch.from_numpy(batch.truncated), truncated.replacement, scores)
-        scores = self._clipped(scores)
-        return normalised_scores(scores) if self._normalises else scores
+        return self._clipped(scores)
 
     @property
     def _normalises(self) -> bool:
@@ -420,8 +424,8 @@ class TrainingStep:
             # Of a score that is not theirs they are no parts.
             earned = torch.where(batch.episode_segments.spread(torch.from_numpy(batch.truncated)), 0, earned)
         if self._normalises:
-            clipped = self._clipped(torch.from_numpy(batch.scores))
-            earned = earned * slope(clipped, normalised_scores(clipped))
+            scores = self._bounded_scores(batch)
+            earned = earned * slope(scores, normalised_scores(scores))
         return earned
 
     def _clipped(self, scores: torch.Tensor) -> torch.Tensor:
