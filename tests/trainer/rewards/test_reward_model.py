@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from reward_models import CHARACTERS, TEMPLATE, alone, made, pool, responses, reward, texts
-from transformers import (
-    LlamaForSequenceClassification,
-)
+from tiny_gemma import gemma
+from transformers import AutoModelForSequenceClassification, LlamaForSequenceClassification
 
 from rljob_trainer.errors import JobFileError, RewardWorkerError
 from rljob_trainer.models.fixed import fixed_model
@@ -67,6 +66,31 @@ def test_scores_are_those_of_transformers_one_by_one(tmp_path: Path, padding: bo
         scores, tokens = scorer(folder, batch_tokens).scores([row_of(response) for response in responses(*said)])
         assert scores == pytest.approx(expected, abs=1e-5)
         assert tokens == sum(len("<user>what=n<assistant>n") + len(text) + bool(end) for text in said)
+
+
+def test_a_cap_of_attention_scores_counts(tmp_path: Path) -> None:
+    """Gemma 2's, which transformers' default attention leaves out; held against the one that has it."""
+    tokenizer = character_tokenizer(CHARACTERS, 64)
+    language = gemma("gemma2", vocabulary=len(tokenizer), attn_logit_softcapping=0.3)
+    config = language.config
+    config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
+    model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager").eval()
+    model.model.load_state_dict(language.model.state_dict())
+    torch.nn.init.normal_(model.score.weight, std=1.0, generator=torch.Generator().manual_seed(0))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    said = texts(12, longest=30)
+    rows = [tokenizer(f"what={text}")["input_ids"] for text in said]
+    with torch.no_grad():
+        expected, uncapped = [], []
+        for row in rows:
+            expected.append(float(model(input_ids=torch.tensor([row])).logits[0, 0]))
+        model.set_attn_implementation("sdpa")
+        for row in rows:
+            uncapped.append(float(model(input_ids=torch.tensor([row])).logits[0, 0]))
+    assert max(abs(one - other) for one, other in zip(expected, uncapped, strict=True)) > 0.1
+    scores, _ = scorer(tmp_path).scores([row_of(response) for response in responses(*said)])
+    assert scores == pytest.approx(expected, abs=2e-5)
 
 
 @pytest.mark.parametrize(

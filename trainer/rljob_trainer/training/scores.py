@@ -24,8 +24,8 @@ def greedy_scores(groups: Sequence[Group]) -> torch.Tensor | None:
 
 
 def turn_rewards(batch: TrainingBatch) -> torch.Tensor | None:
-    """``[tokens]``: what of its episode's score each answer has earned, at the last token up to the answer's end that is
-    trained, so that nothing after the answer sees it; None where nobody says anything of single answers. Where no such
+    """``[tokens]``: what of its episode's score each answer has earned, at the last trained token up to the answer's
+    end, so that nothing after the answer sees it; None where nobody says anything of single answers. Where no such
     token is, or the answer has none, it is earned at the episode's end, like all the rest."""
     if not any(episode.reward is not None and episode.reward.turns for episode in batch.episodes):
         return None

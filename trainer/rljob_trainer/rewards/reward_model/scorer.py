@@ -55,19 +55,20 @@ class Scorer:
     """Loads on creation. Raises ``JobFileError`` for what is no reward model."""
 
     def __init__(self, settings: ScorerSettings) -> None:
-        from transformers import AutoModelForSequenceClassification
+        from transformers import AutoConfig, AutoModelForSequenceClassification
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
         self._batch_tokens = settings.batch_tokens
         try:
             self._tokenizer: Any = load_tokenizer(settings.folder, trust_remote_code=settings.trust_remote_code)
+            how: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code, "local_files_only": True}
+            config = AutoConfig.from_pretrained(settings.folder, **how)
+            if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
+                # Transformers' default would leave the cap out without a word; this is its only attention that has one.
+                how["attn_implementation"] = "eager"
             self._model, info = AutoModelForSequenceClassification.from_pretrained(
-                settings.folder,
-                dtype=_DTYPES[settings.dtype],
-                trust_remote_code=settings.trust_remote_code,
-                local_files_only=True,
-                output_loading_info=True,
+                settings.folder, dtype=_DTYPES[settings.dtype], output_loading_info=True, **how
             )
         except JobFileError as problem:
             raise JobFileError(f"{settings.field}: {problem}") from problem
