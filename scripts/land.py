@@ -66,7 +66,8 @@ class Landing:
     def run(self) -> None:
         """What happens in the background."""
         began = time.monotonic()
-        environment = os.environ | {again.FOLDER: str(self.forgiven), "RLJOB_CI_LINE": str(self.line)}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        environment |= {again.FOLDER: str(self.forgiven), "RLJOB_CI_LINE": str(self.line)}
         code = subprocess.run([".ci/run"], cwd=self.clone, env=environment).returncode
         if self.line.exists():
             self._keep(code)

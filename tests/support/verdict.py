@@ -23,6 +23,7 @@ TIME_WAS_UP = (124, 137)
 """What `timeout` ends with: a stage that had no more time has not failed."""
 ERROR = re.compile(r"^E  |^\S+:\d+:|\berror\b|crashed while running", re.IGNORECASE)
 """A line of pytest, of ruff or mypy, of anybody else, of xdist."""
+MAKE_FAILED = re.compile(r"^make(?:\[\d+\])?: \*\*\*", re.MULTILINE)
 
 
 def failed(stage: Stage) -> bool:
@@ -45,8 +46,8 @@ def last_lines(folder: Path, forgiven: list[again.Unsteady]) -> list[str]:
 
 def error(log: str) -> str:
     """Of a failed stage: the first line that looks like one, before make says that something failed."""
-    before, made, _ = log.partition("\nmake: ***")
-    lines = [line.rstrip() for line in (before if made else log).splitlines() if line.strip()]
+    before = MAKE_FAILED.split(log, maxsplit=1)[0]
+    lines = [line.rstrip() for line in before.splitlines() if line.strip()]
     raised = [line for line in lines if line.startswith("E  ")] or [line for line in lines if ERROR.search(line)]
     return next(iter([*raised, *lines[-1:]]), "it printed nothing").removeprefix("E  ").strip()
 
