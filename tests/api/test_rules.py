@@ -769,6 +769,8 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec: {checkpoint: {uri: 'pvc:///x'}}", "spec.checkpoint.uri"),
     ("volume_locations_name_a_claim", "{}", "spec: {data: {train: {source: 'pvc://claim/../../x'}}}",
      "spec.data.train.source"),
+    ("volume_locations_name_a_claim", "spec: {model: {tokenizer: 'pvc://claim/x'}}",
+     "spec: {model: {tokenizer: 'pvc://Claim/x'}}", "spec.model.tokenizer"),
     ("backoff_grows", "spec: {retry: {backoffSeconds: 5, maxBackoffSeconds: 5}}",
      "spec: {retry: {backoffSeconds: 6, maxBackoffSeconds: 5}}", "spec.retry.backoffSeconds"),
     ("parts_of_the_run_fit_its_deadline",

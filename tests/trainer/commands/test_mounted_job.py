@@ -173,3 +173,12 @@ def test_what_the_operator_did_not_write_is_named(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text("- a list")
     with pytest.raises(JobFileError, match="is not the JSON that the operator writes"):
         mounted_job(tmp_path / "job.json", 1, tmp_path)
+
+
+def test_texts_beside_places_stay_as_they_are(mounted: Path) -> None:
+    model = {
+        "random": {"contextLength": 64, "tokenizer": {"characters": "0123456789+?pvc:/a"}},
+        "chatTemplate": "pvc://a/{{ messages[0].content }}",
+    }
+    write(mounted.parent, generation=3, model=model)
+    assert mounted_job(mounted, 3, mounted.parent / "mnt").spec.model.chat_template == model["chatTemplate"]
