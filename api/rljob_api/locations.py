@@ -20,6 +20,7 @@ READ: Final = (
     "data.train.parts[].source",
     "data.validation[].source",
     "reward.functions[].rewardModel.source",
+    "rollout.environment.tools[].corpus.source",
     "judge.model.source",
     "algorithm.critic.model.source",
 )

@@ -148,6 +148,23 @@ LAYERS: list[dict[str, Any]] = [
         for source in (MARK, f"pvc://claim/{MARK}")
     ),
     {"rollout": {"environment": {"type": "tools", "tools": [{"type": "calculator", "description": MARK}]}}},
+    *(
+        {
+            "rollout": {
+                "environment": {
+                    "type": "tools",
+                    "tools": [
+                        {
+                            "type": "search",
+                            "description": MARK,
+                            "corpus": {"source": source, "split": MARK, "text": MARK, "title": MARK},
+                        }
+                    ],
+                }
+            }
+        }
+        for source in (MARK, f"pvc://claim/{MARK}")
+    ),
 ]
 """Further settings, for texts that can't be in one job with all others."""
 IS_DATA = ("image", "value", "key", "fieldPath", "path", "subPath", "mountPath", "topologyKey", "hostname", "x")

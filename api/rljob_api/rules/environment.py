@@ -202,6 +202,23 @@ def custom_tools_name_a_function(job: Job) -> Iterator[Violation]:
 @rule(
     cel=Cel(
         _TOOL,
+        "(self.type == 'search') == has(self.corpus)",
+        "belongs to type search, which needs it; write {source: FILE}",
+        ".corpus",
+    )
+)
+def search_tools_have_a_corpus(job: Job) -> Iterator[Violation]:
+    for index, tool in enumerate(job.spec.rollout.environment.tools):
+        path = f"{_PATH}.tools[{index}].corpus"
+        if tool.type == "search" and tool.corpus is None:
+            yield Violation(path, "is required by type search", "write {source: FILE}, with a passage in each row")
+        if tool.type != "search" and tool.corpus is not None:
+            yield Violation(path, f"has no meaning for type {tool.type}", "remove it, or use type: search")
+
+
+@rule(
+    cel=Cel(
+        _TOOL,
         "!has(self.concurrency) || self.type == 'custom'",
         "is for type custom; of python, sandbox.workers run at once",
         ".concurrency",

@@ -97,3 +97,17 @@ def test_the_model_of_a_critic_is_found_from_anywhere(tmp_path: Path) -> None:
     assert written.spec.algorithm.critic is not None
     assert written.spec.algorithm.critic.model is not None
     assert written.spec.algorithm.critic.model.source == str(base / "scores")
+
+
+def test_a_corpus_is_found_from_anywhere(tmp_path: Path) -> None:
+    base, output = tmp_path / "base", tmp_path / "output"
+    for folder in (base, output):
+        folder.mkdir()
+    (base / "facts.jsonl").touch()
+    tools = [f"{{type: search, name: {name}, corpus: {{source: {name}.jsonl}}}}" for name in ("facts", "absent")]
+    rollout = f"  rollout: {{environment: {{type: tools, tools: [{', '.join(tools)}]}}}}\n"
+    (job,) = load_jobs(JOB.replace("SOURCE", "org/model").rstrip() + "\n" + rollout)
+    write_job(output / "job.yaml", resolve(job), base)
+    (written,) = load_jobs(output / "job.yaml")
+    found = [tool.corpus.source for tool in written.spec.rollout.environment.tools if tool.corpus is not None]
+    assert found == [str(base / "facts.jsonl"), "absent.jsonl"]

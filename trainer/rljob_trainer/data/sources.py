@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import glob
+import hashlib
 import json
 import mmap
 import re
@@ -466,6 +467,11 @@ def _one_split(found: Any, name: str, split: str | None, field: str) -> Rows:
     return HuggingFace(found[split], f"{name} ({split})")
 
 
+def _local_name(path: str) -> str:
+    """The name of a copy: files of one name lie in many folders, and the name's ending says what a file is."""
+    return f"{hashlib.sha256(path.encode()).hexdigest()[:16]}-{path.rpartition('/')[2]}"
+
+
 def _fetched(url: str, field: str) -> Path:
     """A local copy of a remote file, through fsspec's cache."""
     import fsspec
@@ -473,7 +479,7 @@ def _fetched(url: str, field: str) -> Path:
     if url.startswith("pvc://"):
         raise DataError(f"{field}: {url} is a volume of the cluster; on this machine give the path of a local copy")
     try:
-        return Path(fsspec.open_local(f"filecache::{url}", filecache={"same_names": True}))
+        return Path(fsspec.open_local(f"filecache::{url}", filecache={"cache_mapper": _local_name}))
     except (FileNotFoundError, PermissionError, ImportError, ValueError) as problem:
         raise DataError(
             f"{field}: {url} cannot be read ({problem}); check the address, or copy the file here"

@@ -238,6 +238,7 @@ async def assemble(
         engines=engines,
         rollout=rollout,
         rewards=rewards,
+        corpora=environment.corpora(),
         scoring=ScoringPools(reward_model=scorers, judge=judge),
         learner=learner,
         dtype=learner.dtype,

@@ -6,16 +6,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rljob_trainer.aside import aside
 from rljob_trainer.endpoint.server import serving_endpoint
 from rljob_trainer.environments.agents.command import AgentCommand
 from rljob_trainer.environments.agents.common import Agents, agent_texts
 from rljob_trainer.environments.agents.function import AgentFunction
 from rljob_trainer.environments.agents.program import AgentProgram, cannot_go_on
+from rljob_trainer.environments.named_tools import tool_of
 from rljob_trainer.environments.tool_loop import ToolLoop
-from rljob_trainer.environments.tools import tool_of
 from rljob_trainer.environments.user_program import program_of
 from rljob_trainer.episodes.conversation import ChatFormat
 from rljob_trainer.episodes.environment import Environment
@@ -38,7 +40,8 @@ async def environment_of(
     """What plays the job's episodes; the caller closes it. ``log``: the folder for the record of those of many turns;
     ``base``: where the user's modules lie. A sandbox is closed with ``stack``; ``report`` is told what it doesn't hold.
 
-    Raises ``JobFileError`` for a program, a tool or an isolation that cannot be had, ``OSError`` for the log.
+    Raises ``JobFileError`` for a program, a tool or an isolation that cannot be had, ``DataError`` for a corpus,
+    ``OSError`` for the log.
     """
     given = spec.rollout.environment
     if given.type == "singleTurn":
@@ -85,7 +88,16 @@ async def environment_of(
         )
         for what in sandbox.not_contained:
             report(f"the sandbox does not hold everything here: {what} (docs/sandbox.md)")
-    tools = [tool_of(tool, f"{FIELD}.tools[{index}]", base, sandbox) for index, tool in enumerate(given.tools)]
+    running = asyncio.get_running_loop()
+
+    def says(text: str) -> None:
+        running.call_soon_threadsafe(lambda: report(text))
+
+    tools = [
+        # In a thread: a large corpus takes minutes to be indexed.
+        await aside(partial(tool_of, tool, f"{FIELD}.tools[{index}]", base, sandbox, says))
+        for index, tool in enumerate(given.tools)
+    ]
     loop = ToolLoop(
         tools,
         given.call_format,
@@ -100,8 +112,13 @@ async def environment_of(
         await asyncio.to_thread(EpisodeLog, log),
         chat,
         limits,
-        uses=[*(tool.function for tool in tools), *told],
+        uses=[
+            *(tool.function for tool in tools),
+            *(dict(tool.settings) for tool in tools if tool.settings),
+            *told,
+        ],
         counts=loop.take_counts,
+        corpora={tool.name: tool.corpus for tool in tools if tool.corpus is not None},
     )
 
 

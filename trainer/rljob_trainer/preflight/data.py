@@ -86,7 +86,7 @@ def _source(
             row = dict.fromkeys(present, "")
         else:
             yield from unknown_scheme(field, part.source, HUB)
-            if part.source is None or not _readable_here(part.source, base):
+            if part.source is None or not readable_here(part.source, base):
                 return
             from rljob_trainer.data.sources import open_rows
 
@@ -242,7 +242,7 @@ def _prompts(
             return
 
 
-def _readable_here(source: str, base: Path) -> bool:
+def readable_here(source: str, base: Path) -> bool:
     """Whether a source is, or claims to be, a file of this machine (and not a data set of the hub)."""
     source = source.removeprefix("file://")
     if "://" in source:
