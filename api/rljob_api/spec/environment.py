@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.spec.base import Fallback, FreeForm, FunctionPath, Listed, Location, ShortText, SpecModel
+from rljob_api.spec.base import BaseUrl, Fallback, FreeForm, FunctionPath, Listed, Location, ShortText, SpecModel
 
 EnvironmentType = Literal["singleTurn", "tools", "custom", "agent"]
 CallFormat = Literal["hermes", "codeFence", "llama", "pythonic"]
@@ -88,15 +88,37 @@ class ToolSpec(SpecModel):
 
 
 class SandboxSpec(SpecModel):
-    """Where programs run that the model writes: beside the driver, in processes of their own."""
+    """Where programs run that the model writes: beside the driver, in processes of their own, or at a service."""
 
+    url: BaseUrl | None = Field(
+        default=None,
+        description="A service with SandboxFusion's interface (POST url/run_code), which runs them in place of this "
+        "machine and contains and limits them in its own way. Default: none.",
+    )
+    deadline_seconds: int = Field(
+        default=600,
+        ge=1,
+        le=86400,
+        description="url: how long a service that fails, is busy or away is asked again, later each time; then the "
+        "run ends.",
+    )
     isolation: Literal["auto", "namespaces", "landlock", "none"] = Field(
         default="auto",
         description="What holds them. auto: namespaces where the machine lets us make them, else landlock; refused "
         "where neither works. none: nothing does, for toys that are trusted.",
     )
-    workers: int = Field(default=2, ge=1, le=32, description="Programs that run at once.")
-    memory_megabytes: int = Field(default=512, ge=32, le=1048576, description="Of one program (MiB).")
+    workers: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Programs that run at once. Default: 2 beside the driver, where 32 is the most, 16 at a service.",
+    )
+    memory_megabytes: int = Field(
+        default=512,
+        ge=32,
+        le=1048576,
+        description="Of one program (MiB). A service is told it, and heeds it if it is newer than June 2025.",
+    )
     processes: int = Field(default=32, ge=1, le=1024, description="Processes and threads of one program.")
 
 

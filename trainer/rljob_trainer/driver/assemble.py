@@ -143,7 +143,7 @@ async def assemble(
     process has gone back to a checkpoint.
     """
     spec = job.spec
-    environment = await environment_of(spec, inputs.chat, episodes, base, stack, view.message)
+    environment = await environment_of(spec, inputs.chat, episodes, base, stack, view.message, waits)
     stack.push_async_exit(closing(environment.close))
     if spec.rollout.environment.type != "singleTurn" and inputs.chat.is_there and inputs.chat.drops_history:
         view.message(

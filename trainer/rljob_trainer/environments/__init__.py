@@ -25,23 +25,32 @@ from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.episodes.play import EpisodeLimits
 from rljob_trainer.episodes.programs import Programs
 from rljob_trainer.episodes.single_turn import SingleTurn
-from rljob_trainer.errors import JobFileError
+from rljob_trainer.errors import JobFileError, WorldFailedError
+from rljob_trainer.world.protocol import WorldError
 from rljob_trainer.world.sandbox.chosen import chosen_sandbox
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedEnvironment, ResolvedSpec
+    from rljob_trainer.waits import Waits
 
 FIELD = "spec.rollout.environment"
 
 
 async def environment_of(
-    spec: ResolvedSpec, chat: ChatFormat, log: Path, base: Path, stack: AsyncExitStack, report: Callable[[str], None]
+    spec: ResolvedSpec,
+    chat: ChatFormat,
+    log: Path,
+    base: Path,
+    stack: AsyncExitStack,
+    report: Callable[[str], None],
+    waits: Waits | None = None,
 ) -> Environment:
     """What plays the job's episodes; the caller closes it. ``log``: the folder for the record of those of many turns;
-    ``base``: where the user's modules lie. A sandbox is closed with ``stack``; ``report`` is told what it doesn't hold.
+    ``base``: where the user's modules lie. A sandbox is closed with ``stack``; ``report`` is told what it doesn't hold,
+    and ``waits`` what an episode waits for outside the run.
 
     Raises ``JobFileError`` for a program, a tool or an isolation that cannot be had, ``DataError`` for a corpus,
-    ``OSError`` for the log.
+    ``WorldFailedError`` for a sandbox that does not open, ``OSError`` for the log.
     """
     given = spec.rollout.environment
     if given.type == "singleTurn":
@@ -83,9 +92,11 @@ async def environment_of(
         )
     sandbox = None
     if any(tool.type == "python" for tool in given.tools):
-        sandbox = await stack.enter_async_context(
-            await chosen_sandbox(given.sandbox, f"{FIELD}.sandbox", float(given.call_seconds))
-        )
+        wanted = await chosen_sandbox(given.sandbox, f"{FIELD}.sandbox", float(given.call_seconds), waits=waits)
+        try:
+            sandbox = await stack.enter_async_context(wanted)
+        except WorldError as error:
+            raise WorldFailedError(f"{FIELD}.sandbox cannot be opened: {error}") from error
         for what in sandbox.not_contained:
             report(f"the sandbox does not hold everything here: {what} (docs/sandbox.md)")
     running = asyncio.get_running_loop()

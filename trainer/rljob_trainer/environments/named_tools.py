@@ -28,7 +28,8 @@ def tool_of(
         return Tool(given.label, calculator, given.description, field)
     if given.type == "python":
         assert sandbox is not None
-        return Tool(given.label, PythonPrograms(sandbox).run, given.description, field, own_limit=True)
+        told = f"Runs a Python program and returns what it prints. {sandbox.told}".rstrip()
+        return Tool(given.label, PythonPrograms(sandbox).run, given.description or told, field, own_limit=True)
     if given.type == "search":
         assert given.corpus is not None
         search = opened_search(given.corpus, f"{field}.corpus", base, report)

@@ -116,7 +116,7 @@ class PythonPrograms:
         self._sandbox = sandbox
 
     async def run(self, code: str) -> str:
-        """Runs a Python program and returns what it prints. Only the standard library is there, and no network."""
+        """Runs a Python program and returns what it prints."""
         try:
             result = await self._sandbox.run(code)
         except ValueError as error:  # it is too large

@@ -184,7 +184,9 @@ class RewardPool:
         try:
             for name, term in self._sandboxed.items():
                 seconds = float(term.params.get("seconds", DEFAULT_SECONDS))
-                sandbox = await chosen_sandbox(self._reward.sandbox, "spec.reward.sandbox", seconds, OUTPUT_BYTES)
+                sandbox = await chosen_sandbox(
+                    self._reward.sandbox, "spec.reward.sandbox", seconds, OUTPUT_BYTES, waits=self._waits
+                )
                 self._sandboxes[name] = await self._open.enter_async_context(sandbox)
                 for what in sandbox.not_contained:
                     log.warning("The sandbox of %s does not hold everything here: %s (docs/sandbox.md)", name, what)
@@ -195,7 +197,7 @@ class RewardPool:
                     await model.open()
         except WorldError as error:
             await self.close()
-            raise RewardWorkerError(f"the sandbox of codeTests cannot be opened: {error}") from error
+            raise RewardWorkerError(f"a reward's sandbox cannot be opened: {error}") from error
         except BaseException:
             await self.close()
             raise
