@@ -19,12 +19,15 @@ READ: Final = (
     "data.train.source",
     "data.train.parts[].source",
     "data.validation[].source",
+    "data.train.task.python",
+    "data.train.parts[].task.python",
+    "data.validation[].task.python",
     "reward.functions[].rewardModel.source",
     "rollout.environment.tools[].corpus.source",
     "judge.model.source",
     "algorithm.critic.model.source",
 )
-"""Fields that name a file, a folder, a hub's model or data set, or an address of a store."""
+"""Fields that name a file (an interpreter's too), a folder, a hub's model or data set, or an address of a store."""
 STATE: Final = ("checkpoint.uri", "restore.from")
 """Fields that name where a run's state is kept, or was."""
 

@@ -42,6 +42,17 @@ JUDGED = "spec: {reward: {functions: [{type: judge, judge: {baseUrl: 'http://j/v
 PPO = "preset: ppo"
 CRITIC = "spec: {algorithm: {preset: ppo, critic: {model: {source: org/scores}}}, %s}"
 PARTS = "spec: {data: {train: {source: null, parts: [%s]}}}"
+GYM = (
+    "spec: {data: {train: {source: null, task: {type: reasoningGym, %s}}, validation: []}, "
+    "reward: {functions: [{type: reasoningGym}]}}"
+)
+GYM_PARTS = (
+    "spec: {data: {train: {source: null, parts: [{name: x, task: {type: reasoningGym, name: a, size: 9, %s}}, "
+    "{name: z, task: {type: reasoningGym, name: b, size: 9, %s}}]}, validation: []}, "
+    "reward: {functions: [{type: reasoningGym, %s}, {type: length}]}}"
+)
+ADDITION = "spec: {data: {train: {source: null, task: {type: addition, %s}}}}"
+TASK = "spec.data.train.task"
 POD = "spec: {head: {pod: {%s}}}"
 TEMPLATE = POD % "template: {%s}"
 CONTAINER = TEMPLATE % "spec: {volumes: [{name: a}], containers: [{name: %s}]}"
@@ -185,6 +196,37 @@ CASES: list[tuple[str, str, str, str]] = [
     ("prompt_template_is_well_formed", "{}", "spec: {data: {prompt: 'Solve {}'}}", "spec.data.prompt"),
     ("tasks_have_enough_problems", "spec: {data: {train: {source: null, task: {type: copy, digits: 2, size: 100}}}}",
      "spec: {data: {train: {source: null, task: {type: copy, digits: 2, size: 101}}}}", "spec.data.train.task.size"),
+    ("tasks_have_enough_problems", GYM % "name: a, size: 100000000", ADDITION % "size: 8101", f"{TASK}.size"),
+    ("tasks_say_what_their_type_takes", GYM % "name: b, size: 9, python: /opt/gym/bin/python, config: {a: 3}",
+     GYM % "size: 9", f"{TASK}.name"),
+    ("tasks_say_what_their_type_takes", GYM % "name: a, size: 9", GYM % "name: a", f"{TASK}.size"),
+    ("tasks_say_what_their_type_takes", GYM % "name: a, size: 9, digits: 2", GYM % "name: a, size: 9, digits: 3",
+     f"{TASK}.digits"),
+    ("tasks_take_their_config", GYM % "name: a, size: 9", GYM % "name: a, size: 9, config: {seed: 3}",
+     f"{TASK}.config"),
+    ("tasks_say_what_their_type_takes", ADDITION % "size: 9", ADDITION % "name: a", f"{TASK}.name"),
+    ("tasks_say_what_their_type_takes", ADDITION % "size: 9", ADDITION % "python: /a", f"{TASK}.python"),
+    ("tasks_take_their_config", ADDITION % "size: 9", ADDITION % "config: {min_terms: 2}", f"{TASK}.config"),
+    ("gym_tasks_share_a_python", GYM_PARTS % ("python: /a", "python: /a", ""),
+     GYM_PARTS % ("python: /a", "python: /b", ""), "spec.data.train.parts[1].task.python"),
+    ("gym_tasks_share_a_python", GYM_PARTS % ("", "", ""), GYM_PARTS % ("", "python: /b", ""),
+     "spec.data.train.parts[1].task.python"),
+    ("gym_tasks_are_scored_by_their_own_reward", GYM_PARTS % ("", "", "sources: [x, z]"),
+     GYM_PARTS % ("", "", "sources: [z]"), "spec.data.train.parts[0].task.type"),
+    ("gym_tasks_are_scored_by_their_own_reward", GYM % "name: a, size: 9",
+     "spec: {data: {train: {source: null, task: {type: reasoningGym, name: a, size: 9}}}}", f"{TASK}.type"),
+    ("gym_tasks_are_scored_by_their_own_reward", "{}", "spec: {reward: {functions: [{type: reasoningGym}]}}",
+     "spec.reward.functions[0]"),
+    ("a_rewards_sandbox_has_tests",
+     "spec: {data: {train: {source: null, task: {type: reasoningGym, name: a, size: 9}}, validation: []}, "
+     "reward: {functions: [{type: reasoningGym}], sandbox: {workers: 4}}}",
+     "spec: {reward: {functions: [{type: math}], sandbox: {workers: 4}}}", "spec.reward.sandbox"),
+    ("built_in_rewards_have_these_parameters",
+     "spec: {data: {train: {source: null, task: {type: reasoningGym, name: a, size: 9}}, validation: []}, "
+     "reward: {functions: [{type: reasoningGym, params: {answerIn: response, tag: final, seconds: 2}}]}}",
+     "spec: {data: {train: {source: null, task: {type: reasoningGym, name: a, size: 9}}, validation: []}, "
+     "reward: {functions: [{type: reasoningGym, params: {answerIn: box}}]}}",
+     "spec.reward.functions[0].params.answerIn"),
     ("answers_are_there_for_rewards_that_compare",
      "spec: {data: {train: {source: null, task: {type: copy}}, answer: null}}",
      "spec: {data: {answer: null}}", "spec.data.answer"),
@@ -844,6 +886,11 @@ CASES: list[tuple[str, str, str, str]] = [
      ENVIRONMENT % "type: tools, tools: [{type: python}], sandbox: {url: 'http://a', deadlineSeconds: 9}",
      ENVIRONMENT % "type: tools, tools: [{type: python}], sandbox: {deadlineSeconds: 9}",
      "spec.rollout.environment.sandbox.deadlineSeconds"),
+    ("reasoning_gym_scores_beside_the_driver",
+     "spec: {data: {train: {source: null, task: {type: reasoningGym, name: a, size: 9}}, validation: []}, "
+     "reward: {functions: [{type: reasoningGym}], sandbox: {workers: 3}}}",
+     "spec: {data: {train: {source: null, task: {type: reasoningGym, name: a, size: 9}}, validation: []}, "
+     "reward: {functions: [{type: reasoningGym}], sandbox: {url: 'http://a'}}}", "spec.reward.sandbox.url"),
     ("tool_names_differ",
      ENVIRONMENT % "type: tools, tools: [{type: custom, function: 'a:b'}, {type: custom, function: 'c:b', name: d}]",
      ENVIRONMENT % "type: tools, tools: [{type: custom, function: 'a:b'}, {type: custom, function: 'c:b'}]",

@@ -30,7 +30,7 @@ from rljob_trainer.data.columns import (
     levels,
     too_deep,
 )
-from rljob_trainer.data.feed import Rows
+from rljob_trainer.data.feed import Rows, made_by
 from rljob_trainer.data.order import Int64Array
 from rljob_trainer.data.tasks import Problem
 from rljob_trainer.errors import DataError, UnreachableError
@@ -338,6 +338,10 @@ class FirstRows:
     def __init__(self, rows: Rows, limit: int) -> None:
         self._rows, self._limit = rows, limit
         self.columns = rows.columns
+
+    @property
+    def made_by(self) -> str | None:
+        return made_by(self._rows)
 
     def __len__(self) -> int:
         return self._limit

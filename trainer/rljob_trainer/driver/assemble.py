@@ -31,6 +31,7 @@ from rljob_trainer.episodes.group import Decode, GenerationSettings, GroupRollou
 from rljob_trainer.episodes.identity import ordinals_of
 from rljob_trainer.episodes.requests import SamplingSettings
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.gym.scoring import prepared_gym
 from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.models.building import check_builds
 from rljob_trainer.models.fixed import FixedModel
@@ -164,6 +165,7 @@ async def assemble(
             waits=waits,
             scorers=scorers,
             judge=judge,
+            gym=prepared_gym(spec.data, base),
         )
     )
     rewards.check_sources([*inputs.feed.source_names, *inputs.validation])

@@ -7,7 +7,17 @@ one of none: each of its workers (``worker.py``, started by ``launch.py``) is a 
 job asks for. The page for users, with what each mode does not promise, is docs/sandbox.md."""
 
 from rljob_trainer.world.sandbox.keeper.protocol import Mode, Outcome, SandboxLimits
+from rljob_trainer.world.sandbox.launch import Prepared
 from rljob_trainer.world.sandbox.programs import LocalSandbox, mode_available
 from rljob_trainer.world.sandbox.protocol import ProgramResult, Sandbox
 
-__all__ = ["LocalSandbox", "Mode", "Outcome", "ProgramResult", "Sandbox", "SandboxLimits", "mode_available"]
+__all__ = [
+    "LocalSandbox",
+    "Mode",
+    "Outcome",
+    "Prepared",
+    "ProgramResult",
+    "Sandbox",
+    "SandboxLimits",
+    "mode_available",
+]

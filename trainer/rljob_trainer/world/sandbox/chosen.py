@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.world.protocol import WorldError
 from rljob_trainer.world.sandbox.keeper.protocol import Mode, SandboxLimits
+from rljob_trainer.world.sandbox.launch import Prepared
 from rljob_trainer.world.sandbox.programs import LocalSandbox, mode_available
 from rljob_trainer.world.sandbox.protocol import Sandbox
 from rljob_trainer.world.sandbox.service import SandboxService
@@ -25,10 +26,11 @@ async def chosen_sandbox(
     field: str,
     seconds: float,
     output_bytes: int | None = None,
+    prepared: Prepared | None = None,
     waits: Waits | None = None,
 ) -> Sandbox:
     """``field`` is where the job asks for it; ``seconds`` and ``output_bytes`` (None: as many as usual) are a program's
-    limits; in ``waits`` a service is named that is waited for.
+    limits, ``prepared`` what it finds imported; in ``waits`` a service is named that is waited for.
 
     Raises ``JobFileError`` for an isolation that does not work on this machine.
     """
@@ -44,9 +46,10 @@ async def chosen_sandbox(
     if output_bytes is not None:
         limits = replace(limits, output_bytes=output_bytes)
     if wanted.url is not None:
+        assert prepared is None, "the job's rules let no service import anything beforehand"
         return SandboxService(wanted.url, field, limits, wanted.workers, float(wanted.deadline_seconds), waits)
     mode = await asyncio.to_thread(_mode, wanted.isolation, field)
-    return LocalSandbox(mode, limits, wanted.workers or _WORKERS)
+    return LocalSandbox(mode, limits, wanted.workers or _WORKERS, prepared)
 
 
 def _mode(isolation: str, field: str) -> Mode:

@@ -10,7 +10,7 @@ from typing import Self
 
 from rljob_trainer.world.protocol import WorldError
 from rljob_trainer.world.sandbox.keeper.protocol import Mode, SandboxLimits
-from rljob_trainer.world.sandbox.launch import WORKERS_OF_A_PROCESS, Launcher, sweep
+from rljob_trainer.world.sandbox.launch import WORKERS_OF_A_PROCESS, Launcher, Prepared, sweep
 from rljob_trainer.world.sandbox.protocol import NO_FILES, ProgramResult, check_program, outcome_of
 from rljob_trainer.world.sandbox.worker import FinishedProgram, Worker
 
@@ -22,12 +22,16 @@ class LocalSandbox:
     waits, in order.
     """
 
-    def __init__(self, mode: Mode, limits: SandboxLimits | None = None, workers: int = 2) -> None:
-        """Raises ``ValueError``. Workers start when it is entered."""
+    def __init__(
+        self, mode: Mode, limits: SandboxLimits | None = None, workers: int = 2, prepared: Prepared | None = None
+    ) -> None:
+        """``prepared``: what programs find imported, and the Python that they run with (None: this one's, without
+        packages). Raises ``ValueError``. Workers start when it is entered."""
         if not 1 <= workers <= WORKERS_OF_A_PROCESS:
             raise ValueError(f"a sandbox has from 1 to {WORKERS_OF_A_PROCESS} workers, not {workers}")
         self._mode: Mode = mode
         self._limits = limits or SandboxLimits()
+        self._prepared = prepared
         self._count = workers
         self._launcher: Launcher | None = None
         self._workers: set[Worker] = set()
@@ -37,7 +41,7 @@ class LocalSandbox:
         """Raises ``WorldError`` where the mode does not work here."""
         await asyncio.to_thread(sweep)
         try:
-            self._launcher = await asyncio.to_thread(Launcher, self._mode, self._limits)
+            self._launcher = await asyncio.to_thread(Launcher, self._mode, self._limits, self._prepared)
         except OSError as error:
             raise WorldError(f"the sandbox could not be prepared: {error}") from error
         started = [asyncio.create_task(self._start()) for _ in range(self._count)]
