@@ -54,6 +54,11 @@ GYM_PARTS = (
 ADDITION = "spec: {data: {train: {source: null, task: {type: addition, %s}}}}"
 TASK = "spec.data.train.task"
 POD = "spec: {head: {pod: {%s}}}"
+BY_NCCL = (
+    "spec: {placement: separate, trainer: {gpusPerReplica: 1, %s}, rollout: {engine: vllm, gpusPerReplica: 1, %s}}"
+)
+RAY_SAYS = "pod: {template: {spec: {containers: [{name: ray, %s}]}}}"
+OF_GPUS = "spec: {deterministic: %s, trainer: {gpusPerReplica: 1, pod: {nodeSelector: {nvidia.com/gpu.product: %s}}}}"
 TEMPLATE = POD % "template: {%s}"
 CONTAINER = TEMPLATE % "spec: {volumes: [{name: a}], containers: [{name: %s}]}"
 RAY = CONTAINER % "ray, %s"
@@ -632,7 +637,80 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec: {rollout: {env: {RAY_ADDRESS: x}}}", "spec.rollout.env.RAY_ADDRESS"),
     ("environment_leaves_ours_alone", "{}", "spec: {trainer: {pod: {env: [{name: RANK, value: '0'}]}}}",
      "spec.trainer.pod.env[0].name"),
+    ("environment_leaves_ours_alone", "spec: {rollout: {multiprocessing: true, env: {VLLM_USE_V2_MODEL_RUNNER: '0'}}}",
+     "spec: {rollout: {env: {VLLM_ENABLE_V1_MULTIPROCESSING: '1'}}}",
+     "spec.rollout.env.VLLM_ENABLE_V1_MULTIPROCESSING"),
+    # A colocated engine's process has the variables of the trainer's pod.
+    ("environment_leaves_ours_alone", "{}",
+     "spec: {trainer: {gpusPerReplica: 1, pod: {env: [{name: VLLM_ENABLE_V1_MULTIPROCESSING, value: '1'}]}}}",
+     "spec.trainer.pod.env[0].name"),
+    ("environment_leaves_ours_alone", OWN_JUDGE % ("", "env: {VLLM_LOGGING_LEVEL: INFO}"),
+     OWN_JUDGE % ("", "env: {VLLM_ENABLE_V1_MULTIPROCESSING: '0'}"), "spec.judge.env.VLLM_ENABLE_V1_MULTIPROCESSING"),
+    ("deterministic_engines_stay_so",
+     "spec: {deterministic: true, trainer: {gpusPerReplica: 1}, rollout: {env: {VLLM_BATCH_INVARIANT: '1'}}}",
+     "spec: {deterministic: true, trainer: {gpusPerReplica: 1}, rollout: {env: {VLLM_BATCH_INVARIANT: '0'}}}",
+     "spec.rollout.env.VLLM_BATCH_INVARIANT"),
+    ("deterministic_engines_stay_so", "spec: {deterministic: true, rollout: {env: {VLLM_BATCH_INVARIANT: '0'}}}",
+     "spec: {deterministic: true, rollout: {replicas: 1, gpusPerReplica: 1, env: {VLLM_BATCH_INVARIANT: ''}}}",
+     "spec.rollout.env.VLLM_BATCH_INVARIANT"),
+    ("deterministic_engines_stay_so",
+     "spec: {trainer: {gpusPerReplica: 1}, rollout: {env: {VLLM_BATCH_INVARIANT: '0'}}}",
+     "spec: {deterministic: true, trainer: {gpusPerReplica: 1}, rollout: {env: {VLLM_BATCH_INVARIANT: 'x'}}}",
+     "spec.rollout.env.VLLM_BATCH_INVARIANT"),
+    ("deterministic_engines_have_kernels", OF_GPUS % ("true", "NVIDIA-A100-SXM4-80GB"),
+     OF_GPUS % ("true", "Tesla-V100-SXM2-32GB"), "spec.trainer.pod.nodeSelector"),
+    ("deterministic_engines_have_kernels", OF_GPUS % ("false", "Tesla-T4"),
+     OF_GPUS % ("true", "Tesla-T4"), "spec.trainer.pod.nodeSelector"),
+    ("deterministic_engines_have_kernels",
+     "spec: {deterministic: true, trainer: {gpusPerReplica: 1}, rollout: {engine: vllm, "
+     "pod: {nodeSelector: {nvidia.com/gpu.product: Tesla-T4}}}}",
+     "spec: {deterministic: true, rollout: {replicas: 1, gpusPerReplica: 1, "
+     "pod: {nodeSelector: {nvidia.com/gpu.compute.major: '7'}}}}", "spec.rollout.pod.nodeSelector"),
+    ("deterministic_engines_have_kernels",
+     "spec: {deterministic: true, rollout: {replicas: 1, gpusPerReplica: 1, "
+     "pod: {nodeSelector: {nvidia.com/gpu.compute.major: '12'}}}}",
+     "spec: {deterministic: true, rollout: {replicas: 1, gpusPerReplica: 1, "
+     "pod: {nodeSelector: {nvidia.com/gpu.product: NVIDIA-GeForce-RTX-2080-Ti}}}}", "spec.rollout.pod.nodeSelector"),
+    ("engines_that_sleep_have_no_expandable_segments",
+     "spec: {trainer: {gpusPerReplica: 1, env: {PYTORCH_ALLOC_CONF: 'expandable_segments:True'}}, "
+     "rollout: {env: {PYTORCH_ALLOC_CONF: 'max_split_size_mb:64,expandable_segments:False'}}}",
+     "spec: {trainer: {gpusPerReplica: 1}, "
+     "rollout: {env: {PYTORCH_ALLOC_CONF: 'max_split_size_mb:64, expandable_segments: True'}}}",
+     "spec.rollout.env.PYTORCH_ALLOC_CONF"),
+    ("engines_that_sleep_have_no_expandable_segments",
+     "spec: {rollout: {replicas: 1, gpusPerReplica: 1, env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}}}",
+     "spec: {trainer: {gpusPerReplica: 1}, rollout: {env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}}}",
+     "spec.rollout.env.PYTORCH_CUDA_ALLOC_CONF"),
+    # NVIDIA/nccl#626: "ensure the environment variables between all ranks are set consistently".
+    ("nccl_is_told_the_same_in_both_pools", BY_NCCL % ("env: {NCCL_IB_DISABLE: '1'}", "env: {NCCL_IB_DISABLE: '1'}"),
+     BY_NCCL % ("env: {NCCL_IB_DISABLE: '1'}", "env: {}"), "spec.trainer.env.NCCL_IB_DISABLE"),
+    ("nccl_is_told_the_same_in_both_pools",
+     BY_NCCL % ("env: {NCCL_SOCKET_IFNAME: eth0, NCCL_DEBUG: INFO}", "env: {NCCL_IB_HCA: mlx5}"),
+     BY_NCCL % ("env: {}", "pod: {env: [{name: A, value: x}, {name: NCCL_PROTO, value: LL}]}"),
+     "spec.rollout.pod.env[1]"),
+    ("nccl_is_told_the_same_in_both_pools",
+     BY_NCCL % ("env: {NCCL_NET: IB}", "pod: {env: [{name: NCCL_NET, value: IB}]}"),
+     BY_NCCL % ("env: {NCCL_NET: IB}", "pod: {env: [{name: NCCL_NET, value: Socket}]}"), "spec.trainer.env.NCCL_NET"),
+    ("nccl_is_told_the_same_in_both_pools", BY_NCCL % ("env: {NCCL_P2P_DISABLE: '0'}", "env: {NCCL_ALGO: ''}"),
+     BY_NCCL % (RAY_SAYS % "env: [{name: NCCL_ALGO, value: ring}]", "env: {NCCL_ALGO: tree}"),
+     "spec.trainer.pod.template.spec.containers[0].env[0]"),
+    # What is elsewhere is compared when the group begins.
+    ("nccl_is_told_the_same_in_both_pools",
+     BY_NCCL % ("env: {NCCL_NET: IB}", RAY_SAYS % "envFrom: [{configMapRef: {name: a}}]"),
+     BY_NCCL % ("env: {NCCL_NET: IB, NCCL_PROTO: LL}",
+                "pod: {env: [{name: NCCL_PROTO, valueFrom: {configMapKeyRef: {name: a, key: b}}}]}"),
+     "spec.trainer.env.NCCL_NET"),
+    ("nccl_is_told_the_same_in_both_pools",
+     "spec: {placement: colocated, trainer: {gpusPerReplica: 1, env: {NCCL_NET: IB}}}",
+     BY_NCCL % ("env: {NCCL_NET: IB}", ""), "spec.trainer.env.NCCL_NET"),
     # pods
+    ("shared_memory_fits_its_pod", POD % "sharedMemory: 2Gi, resources: {limits: {memory: 2Gi}}",
+     POD % "sharedMemory: 2049Mi, resources: {limits: {memory: 2Gi}}", "spec.head.pod.sharedMemory"),
+    ("shared_memory_fits_its_pod", "spec: {trainer: {pod: {sharedMemory: 64Gi}}}",
+     "spec: {trainer: {pod: {sharedMemory: 0}}}", "spec.trainer.pod.sharedMemory"),
+    ("shared_memory_fits_its_pod", "spec: {rollout: {pod: {sharedMemory: 1e9, resources: {limits: {memory: 1G}}}}}",
+     "spec: {rollout: {pod: {sharedMemory: 0.0Gi, resources: {limits: {memory: 1G}}}}}",
+     "spec.rollout.pod.sharedMemory"),
     ("variables_have_one_value",
      "spec: {head: {pod: {env: [{name: A, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}]}}}",
      "spec: {head: {pod: {env: [{name: A, value: b, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}]}}}",
