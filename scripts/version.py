@@ -25,6 +25,8 @@ PLACES = {
     "docs/real-cluster.md": (r"rljob/(?:operator|trainer):",),
     "examples/cluster/gpu-check.yaml": (r"rljob/trainer:",),
     "examples/cluster/storage.yaml": (r"rljob/trainer:",),
+    "examples/reasoning-gym/Dockerfile": (r"TRAINER=rljob/trainer:", r"REGISTRY/rljob/trainer:"),
+    "examples/reasoning-gym/grpo-1.5b.yaml": (r"rljob/trainer:",),
     "operator/rljob_operator/settings.py": (r"rljob/trainer:",),
     "tests/support/documented.yaml": (r"rljob/(?:operator|trainer):",),
 }

@@ -258,5 +258,10 @@ REWARD_PARAMETERS: Mapping[str, Mapping[str, ParameterKind]] = {
         "full": "boolean",
         "ignoreCase": "boolean",
     },
+    "reasoningGym": {
+        "answerIn": ("tags", "response"),
+        "tag": "text",
+        "seconds": "number",
+    },
 }
 """By the type of a function, as its ``params`` are named in a job; ``custom`` is free."""

@@ -8,6 +8,9 @@ from rljob_api.memory import MemoryHolder, ModelShape, gib, known_shape, plan_me
 from rljob_api.resolved import ResolvedJob
 from rljob_api.violations import Violation
 
+_QUICK_TOOLS = ("calculator", "search")
+"""Their calls take milliseconds."""
+
 
 def notes(job: ResolvedJob, shape: ModelShape | None = None) -> Iterator[Violation]:
     """Where, what may happen, and what to do about it. ``shape``: of the job's model, where its files are at hand;
@@ -21,7 +24,7 @@ def _slow_tools(job: ResolvedJob) -> Iterator[Violation]:
     """A trainer that waits for the slowest tool of a batch does so whenever that takes longer than maxAge steps."""
     spec = job.spec
     staleness, environment = spec.pipeline.staleness, spec.rollout.environment
-    slow = [tool.label for tool in environment.tools if tool.type != "calculator"]
+    slow = [tool.label for tool in environment.tools if tool.type not in _QUICK_TOOLS]
     if spec.pipeline.mode != "fullyAsync" or staleness.on_deadline != "wait" or not slow:
         return
     turns = environment.max_turns - 1

@@ -308,8 +308,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_step(output: Path) -> int:
-    path = output / "metrics.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    try:
+        lines = (output / "metrics.jsonl").read_text().split("\n")[:-1]
+    except FileNotFoundError:  # a run that begins anew takes away what the one before has written
+        return 0
     return int(json.loads(lines[-1])["step"]) if lines else 0
 
 

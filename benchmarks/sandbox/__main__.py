@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.machine import Hardware
 from benchmarks.measuring import MeasuredSpread, interleaved, table, write_results
-from rljob_trainer.world.sandbox import Mode, Sandbox, mode_available
+from rljob_trainer.world.sandbox import LocalSandbox, Mode, mode_available
 
 HERE = Path(__file__).parent
 GOAL_RATE, GOAL_SECONDS = 100.0, 0.050
@@ -85,7 +85,7 @@ async def measured(run: Callable[[], Awaitable[str]], programs: int, at_once: in
 
 
 async def in_sandbox(mode: Mode, programs: int, at_once: int) -> MeasuredPrograms:
-    async with Sandbox(mode, workers=at_once) as sandbox:
+    async with LocalSandbox(mode, workers=at_once) as sandbox:
 
         async def run() -> str:
             return (await sandbox.run(PROGRAM, STDIN)).stdout

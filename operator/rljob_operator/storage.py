@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rljob_api import ResolvedJob
 from rljob_api.cluster import PVC
+from rljob_api.locations import READ, STATE, locations
 from rljob_api.spec.pod import Pod
 from rljob_operator.conditions import Reason
 from rljob_operator.observed import ClaimView
@@ -76,27 +77,10 @@ def obstacles(job: ResolvedJob, found: Mapping[str, ClaimView]) -> list[Obstacle
 
 def _locations(job: ResolvedJob) -> Iterator[tuple[str, str, bool]]:
     """(field, claim, whether it is written to)."""
-    spec = job.spec
-    random, critic = spec.model.random, spec.algorithm.critic
-    places: list[tuple[str, str | None]] = [
-        ("spec.model.source", spec.model.source),
-        ("spec.model.tokenizer", spec.model.tokenizer),
-        ("spec.model.random.tokenizer.source", random.tokenizer.source if random else None),
-        ("spec.checkpoint.uri", spec.checkpoint.uri),
-        ("spec.restore.from", spec.restore.from_ if spec.restore else None),
-        ("spec.judge.model.source", spec.judge.model.source if spec.judge else None),
-        ("spec.algorithm.critic.model.source", critic.model.source if critic and critic.model else None),
-    ]
-    places += [("spec.data.train.source", part.source) for part in spec.data.train.sources]
-    places += [("spec.data.validation.source", part.source) for part in spec.data.validation]
-    places += [
-        ("spec.reward.functions.rewardModel.source", f.reward_model.source)
-        for f in spec.reward.functions
-        if f.reward_model
-    ]
-    for field, location in places:
-        if location is not None and location.startswith(PVC):
-            yield field, location.removeprefix(PVC).partition("/")[0], field == "spec.checkpoint.uri"
+    for place in locations(job.spec, (*READ, *STATE)):
+        if place.value.startswith(PVC):
+            claim = place.value.removeprefix(PVC).partition("/")[0]
+            yield f"spec.{place.field.replace('[]', '')}", claim, place.field == "checkpoint.uri"
 
 
 def _claims(uses: Iterable[tuple[str, str, bool]]) -> list[VolumeClaim]:

@@ -42,7 +42,23 @@ JUDGED = "spec: {reward: {functions: [{type: judge, judge: {baseUrl: 'http://j/v
 PPO = "preset: ppo"
 CRITIC = "spec: {algorithm: {preset: ppo, critic: {model: {source: org/scores}}}, %s}"
 PARTS = "spec: {data: {train: {source: null, parts: [%s]}}}"
+GYM = (
+    "spec: {data: {train: {source: null, task: {type: reasoningGym, %s}}, validation: []}, "
+    "reward: {functions: [{type: reasoningGym}]}}"
+)
+GYM_PARTS = (
+    "spec: {data: {train: {source: null, parts: [{name: x, task: {type: reasoningGym, name: a, size: 9, %s}}, "
+    "{name: z, task: {type: reasoningGym, name: b, size: 9, %s}}]}, validation: []}, "
+    "reward: {functions: [{type: reasoningGym, %s}, {type: length}]}}"
+)
+ADDITION = "spec: {data: {train: {source: null, task: {type: addition, %s}}}}"
+TASK = "spec.data.train.task"
 POD = "spec: {head: {pod: {%s}}}"
+BY_NCCL = (
+    "spec: {placement: separate, trainer: {gpusPerReplica: 1, %s}, rollout: {engine: vllm, gpusPerReplica: 1, %s}}"
+)
+RAY_SAYS = "pod: {template: {spec: {containers: [{name: ray, %s}]}}}"
+OF_GPUS = "spec: {deterministic: %s, trainer: {gpusPerReplica: 1, pod: {nodeSelector: {nvidia.com/gpu.product: %s}}}}"
 TEMPLATE = POD % "template: {%s}"
 CONTAINER = TEMPLATE % "spec: {volumes: [{name: a}], containers: [{name: %s}]}"
 RAY = CONTAINER % "ray, %s"
@@ -185,6 +201,37 @@ CASES: list[tuple[str, str, str, str]] = [
     ("prompt_template_is_well_formed", "{}", "spec: {data: {prompt: 'Solve {}'}}", "spec.data.prompt"),
     ("tasks_have_enough_problems", "spec: {data: {train: {source: null, task: {type: copy, digits: 2, size: 100}}}}",
      "spec: {data: {train: {source: null, task: {type: copy, digits: 2, size: 101}}}}", "spec.data.train.task.size"),
+    ("tasks_have_enough_problems", GYM % "name: a, size: 100000000", ADDITION % "size: 8101", f"{TASK}.size"),
+    ("tasks_say_what_their_type_takes", GYM % "name: b, size: 9, python: /opt/gym/bin/python, config: {a: 3}",
+     GYM % "size: 9", f"{TASK}.name"),
+    ("tasks_say_what_their_type_takes", GYM % "name: a, size: 9", GYM % "name: a", f"{TASK}.size"),
+    ("tasks_say_what_their_type_takes", GYM % "name: a, size: 9, digits: 2", GYM % "name: a, size: 9, digits: 3",
+     f"{TASK}.digits"),
+    ("tasks_take_their_config", GYM % "name: a, size: 9", GYM % "name: a, size: 9, config: {seed: 3}",
+     f"{TASK}.config"),
+    ("tasks_say_what_their_type_takes", ADDITION % "size: 9", ADDITION % "name: a", f"{TASK}.name"),
+    ("tasks_say_what_their_type_takes", ADDITION % "size: 9", ADDITION % "python: /a", f"{TASK}.python"),
+    ("tasks_take_their_config", ADDITION % "size: 9", ADDITION % "config: {min_terms: 2}", f"{TASK}.config"),
+    ("gym_tasks_share_a_python", GYM_PARTS % ("python: /a", "python: /a", ""),
+     GYM_PARTS % ("python: /a", "python: /b", ""), "spec.data.train.parts[1].task.python"),
+    ("gym_tasks_share_a_python", GYM_PARTS % ("", "", ""), GYM_PARTS % ("", "python: /b", ""),
+     "spec.data.train.parts[1].task.python"),
+    ("gym_tasks_are_scored_by_their_own_reward", GYM_PARTS % ("", "", "sources: [x, z]"),
+     GYM_PARTS % ("", "", "sources: [z]"), "spec.data.train.parts[0].task.type"),
+    ("gym_tasks_are_scored_by_their_own_reward", GYM % "name: a, size: 9",
+     "spec: {data: {train: {source: null, task: {type: reasoningGym, name: a, size: 9}}}}", f"{TASK}.type"),
+    ("gym_tasks_are_scored_by_their_own_reward", "{}", "spec: {reward: {functions: [{type: reasoningGym}]}}",
+     "spec.reward.functions[0]"),
+    ("a_rewards_sandbox_has_tests",
+     "spec: {data: {train: {source: null, task: {type: reasoningGym, name: a, size: 9}}, validation: []}, "
+     "reward: {functions: [{type: reasoningGym}], sandbox: {workers: 4}}}",
+     "spec: {reward: {functions: [{type: math}], sandbox: {workers: 4}}}", "spec.reward.sandbox"),
+    ("built_in_rewards_have_these_parameters",
+     "spec: {data: {train: {source: null, task: {type: reasoningGym, name: a, size: 9}}, validation: []}, "
+     "reward: {functions: [{type: reasoningGym, params: {answerIn: response, tag: final, seconds: 2}}]}}",
+     "spec: {data: {train: {source: null, task: {type: reasoningGym, name: a, size: 9}}, validation: []}, "
+     "reward: {functions: [{type: reasoningGym, params: {answerIn: box}}]}}",
+     "spec.reward.functions[0].params.answerIn"),
     ("answers_are_there_for_rewards_that_compare",
      "spec: {data: {train: {source: null, task: {type: copy}}, answer: null}}",
      "spec: {data: {answer: null}}", "spec.data.answer"),
@@ -590,7 +637,80 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec: {rollout: {env: {RAY_ADDRESS: x}}}", "spec.rollout.env.RAY_ADDRESS"),
     ("environment_leaves_ours_alone", "{}", "spec: {trainer: {pod: {env: [{name: RANK, value: '0'}]}}}",
      "spec.trainer.pod.env[0].name"),
+    ("environment_leaves_ours_alone", "spec: {rollout: {multiprocessing: true, env: {VLLM_USE_V2_MODEL_RUNNER: '0'}}}",
+     "spec: {rollout: {env: {VLLM_ENABLE_V1_MULTIPROCESSING: '1'}}}",
+     "spec.rollout.env.VLLM_ENABLE_V1_MULTIPROCESSING"),
+    # A colocated engine's process has the variables of the trainer's pod.
+    ("environment_leaves_ours_alone", "{}",
+     "spec: {trainer: {gpusPerReplica: 1, pod: {env: [{name: VLLM_ENABLE_V1_MULTIPROCESSING, value: '1'}]}}}",
+     "spec.trainer.pod.env[0].name"),
+    ("environment_leaves_ours_alone", OWN_JUDGE % ("", "env: {VLLM_LOGGING_LEVEL: INFO}"),
+     OWN_JUDGE % ("", "env: {VLLM_ENABLE_V1_MULTIPROCESSING: '0'}"), "spec.judge.env.VLLM_ENABLE_V1_MULTIPROCESSING"),
+    ("deterministic_engines_stay_so",
+     "spec: {deterministic: true, trainer: {gpusPerReplica: 1}, rollout: {env: {VLLM_BATCH_INVARIANT: '1'}}}",
+     "spec: {deterministic: true, trainer: {gpusPerReplica: 1}, rollout: {env: {VLLM_BATCH_INVARIANT: '0'}}}",
+     "spec.rollout.env.VLLM_BATCH_INVARIANT"),
+    ("deterministic_engines_stay_so", "spec: {deterministic: true, rollout: {env: {VLLM_BATCH_INVARIANT: '0'}}}",
+     "spec: {deterministic: true, rollout: {replicas: 1, gpusPerReplica: 1, env: {VLLM_BATCH_INVARIANT: ''}}}",
+     "spec.rollout.env.VLLM_BATCH_INVARIANT"),
+    ("deterministic_engines_stay_so",
+     "spec: {trainer: {gpusPerReplica: 1}, rollout: {env: {VLLM_BATCH_INVARIANT: '0'}}}",
+     "spec: {deterministic: true, trainer: {gpusPerReplica: 1}, rollout: {env: {VLLM_BATCH_INVARIANT: 'x'}}}",
+     "spec.rollout.env.VLLM_BATCH_INVARIANT"),
+    ("deterministic_engines_have_kernels", OF_GPUS % ("true", "NVIDIA-A100-SXM4-80GB"),
+     OF_GPUS % ("true", "Tesla-V100-SXM2-32GB"), "spec.trainer.pod.nodeSelector"),
+    ("deterministic_engines_have_kernels", OF_GPUS % ("false", "Tesla-T4"),
+     OF_GPUS % ("true", "Tesla-T4"), "spec.trainer.pod.nodeSelector"),
+    ("deterministic_engines_have_kernels",
+     "spec: {deterministic: true, trainer: {gpusPerReplica: 1}, rollout: {engine: vllm, "
+     "pod: {nodeSelector: {nvidia.com/gpu.product: Tesla-T4}}}}",
+     "spec: {deterministic: true, rollout: {replicas: 1, gpusPerReplica: 1, "
+     "pod: {nodeSelector: {nvidia.com/gpu.compute.major: '7'}}}}", "spec.rollout.pod.nodeSelector"),
+    ("deterministic_engines_have_kernels",
+     "spec: {deterministic: true, rollout: {replicas: 1, gpusPerReplica: 1, "
+     "pod: {nodeSelector: {nvidia.com/gpu.compute.major: '12'}}}}",
+     "spec: {deterministic: true, rollout: {replicas: 1, gpusPerReplica: 1, "
+     "pod: {nodeSelector: {nvidia.com/gpu.product: NVIDIA-GeForce-RTX-2080-Ti}}}}", "spec.rollout.pod.nodeSelector"),
+    ("engines_that_sleep_have_no_expandable_segments",
+     "spec: {trainer: {gpusPerReplica: 1, env: {PYTORCH_ALLOC_CONF: 'expandable_segments:True'}}, "
+     "rollout: {env: {PYTORCH_ALLOC_CONF: 'max_split_size_mb:64,expandable_segments:False'}}}",
+     "spec: {trainer: {gpusPerReplica: 1}, "
+     "rollout: {env: {PYTORCH_ALLOC_CONF: 'max_split_size_mb:64, expandable_segments: True'}}}",
+     "spec.rollout.env.PYTORCH_ALLOC_CONF"),
+    ("engines_that_sleep_have_no_expandable_segments",
+     "spec: {rollout: {replicas: 1, gpusPerReplica: 1, env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}}}",
+     "spec: {trainer: {gpusPerReplica: 1}, rollout: {env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}}}",
+     "spec.rollout.env.PYTORCH_CUDA_ALLOC_CONF"),
+    # NVIDIA/nccl#626: "ensure the environment variables between all ranks are set consistently".
+    ("nccl_is_told_the_same_in_both_pools", BY_NCCL % ("env: {NCCL_IB_DISABLE: '1'}", "env: {NCCL_IB_DISABLE: '1'}"),
+     BY_NCCL % ("env: {NCCL_IB_DISABLE: '1'}", "env: {}"), "spec.trainer.env.NCCL_IB_DISABLE"),
+    ("nccl_is_told_the_same_in_both_pools",
+     BY_NCCL % ("env: {NCCL_SOCKET_IFNAME: eth0, NCCL_DEBUG: INFO}", "env: {NCCL_IB_HCA: mlx5}"),
+     BY_NCCL % ("env: {}", "pod: {env: [{name: A, value: x}, {name: NCCL_PROTO, value: LL}]}"),
+     "spec.rollout.pod.env[1]"),
+    ("nccl_is_told_the_same_in_both_pools",
+     BY_NCCL % ("env: {NCCL_NET: IB}", "pod: {env: [{name: NCCL_NET, value: IB}]}"),
+     BY_NCCL % ("env: {NCCL_NET: IB}", "pod: {env: [{name: NCCL_NET, value: Socket}]}"), "spec.trainer.env.NCCL_NET"),
+    ("nccl_is_told_the_same_in_both_pools", BY_NCCL % ("env: {NCCL_P2P_DISABLE: '0'}", "env: {NCCL_ALGO: ''}"),
+     BY_NCCL % (RAY_SAYS % "env: [{name: NCCL_ALGO, value: ring}]", "env: {NCCL_ALGO: tree}"),
+     "spec.trainer.pod.template.spec.containers[0].env[0]"),
+    # What is elsewhere is compared when the group begins.
+    ("nccl_is_told_the_same_in_both_pools",
+     BY_NCCL % ("env: {NCCL_NET: IB}", RAY_SAYS % "envFrom: [{configMapRef: {name: a}}]"),
+     BY_NCCL % ("env: {NCCL_NET: IB, NCCL_PROTO: LL}",
+                "pod: {env: [{name: NCCL_PROTO, valueFrom: {configMapKeyRef: {name: a, key: b}}}]}"),
+     "spec.trainer.env.NCCL_NET"),
+    ("nccl_is_told_the_same_in_both_pools",
+     "spec: {placement: colocated, trainer: {gpusPerReplica: 1, env: {NCCL_NET: IB}}}",
+     BY_NCCL % ("env: {NCCL_NET: IB}", ""), "spec.trainer.env.NCCL_NET"),
     # pods
+    ("shared_memory_fits_its_pod", POD % "sharedMemory: 2Gi, resources: {limits: {memory: 2Gi}}",
+     POD % "sharedMemory: 2049Mi, resources: {limits: {memory: 2Gi}}", "spec.head.pod.sharedMemory"),
+    ("shared_memory_fits_its_pod", "spec: {trainer: {pod: {sharedMemory: 64Gi}}}",
+     "spec: {trainer: {pod: {sharedMemory: 0}}}", "spec.trainer.pod.sharedMemory"),
+    ("shared_memory_fits_its_pod", "spec: {rollout: {pod: {sharedMemory: 1e9, resources: {limits: {memory: 1G}}}}}",
+     "spec: {rollout: {pod: {sharedMemory: 0.0Gi, resources: {limits: {memory: 1G}}}}}",
+     "spec.rollout.pod.sharedMemory"),
     ("variables_have_one_value",
      "spec: {head: {pod: {env: [{name: A, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}]}}}",
      "spec: {head: {pod: {env: [{name: A, value: b, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}]}}}",
@@ -769,6 +889,8 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec: {checkpoint: {uri: 'pvc:///x'}}", "spec.checkpoint.uri"),
     ("volume_locations_name_a_claim", "{}", "spec: {data: {train: {source: 'pvc://claim/../../x'}}}",
      "spec.data.train.source"),
+    ("volume_locations_name_a_claim", "spec: {model: {tokenizer: 'pvc://claim/x'}}",
+     "spec: {model: {tokenizer: 'pvc://Claim/x'}}", "spec.model.tokenizer"),
     ("backoff_grows", "spec: {retry: {backoffSeconds: 5, maxBackoffSeconds: 5}}",
      "spec: {retry: {backoffSeconds: 6, maxBackoffSeconds: 5}}", "spec.retry.backoffSeconds"),
     ("parts_of_the_run_fit_its_deadline",
@@ -788,6 +910,20 @@ CASES: list[tuple[str, str, str, str]] = [
      ENVIRONMENT % "maxCalls: 3", "spec.rollout.environment.maxCalls"),
     ("environment_fields_belong_to_its_type", ENVIRONMENT % "maxCallsPerTurn: 8",
      ENVIRONMENT % "maxCallsPerTurn: 3", "spec.rollout.environment.maxCallsPerTurn"),
+    ("search_tools_have_a_corpus", ENVIRONMENT % "type: tools, tools: [{type: search, corpus: {source: a.jsonl}}]",
+     ENVIRONMENT % "type: tools, tools: [{type: search}]", "spec.rollout.environment.tools[0].corpus"),
+    ("search_tools_have_a_corpus", ENVIRONMENT % "type: tools, tools: [{type: calculator}]",
+     ENVIRONMENT % "type: tools, tools: [{type: calculator, corpus: {source: a.jsonl}}]",
+     "spec.rollout.environment.tools[0].corpus"),
+    ("tool_names_differ",
+     ENVIRONMENT % "type: tools, tools: [{type: search, corpus: {source: a}}, "
+     "{type: search, name: b, corpus: {source: b}}]",
+     ENVIRONMENT % "type: tools, tools: [{type: search, corpus: {source: a}}, {type: search, corpus: {source: b}}]",
+     "spec.rollout.environment.tools[1].name"),
+    ("volume_locations_name_a_claim",
+     ENVIRONMENT % "type: tools, tools: [{type: search, corpus: {source: 'pvc://claim/a'}}]",
+     ENVIRONMENT % "type: tools, tools: [{type: search, corpus: {source: 'pvc://claim/../a'}}]",
+     "spec.rollout.environment.tools[0].corpus.source"),
     ("concurrency_is_of_custom_tools",
      ENVIRONMENT % "type: tools, tools: [{type: custom, function: 'a:b', concurrency: 4}]",
      ENVIRONMENT % "type: tools, tools: [{type: calculator, concurrency: 4}]",
@@ -812,6 +948,27 @@ CASES: list[tuple[str, str, str, str]] = [
     ("a_sandbox_has_programs", ENVIRONMENT % "type: tools, tools: [{type: python}], sandbox: {isolation: none}",
      ENVIRONMENT % "type: tools, tools: [{type: calculator}], sandbox: {isolation: none}",
      "spec.rollout.environment.sandbox"),
+    ("a_service_contains_programs_itself",
+     ENVIRONMENT % "type: tools, tools: [{type: python}], sandbox: {url: 'http://a:8080', workers: 100}",
+     ENVIRONMENT % "type: tools, tools: [{type: python}], sandbox: {url: 'http://a:8080', isolation: none}",
+     "spec.rollout.environment.sandbox.url"),
+    ("a_service_contains_programs_itself",
+     "spec: {reward: {functions: [{type: codeTests}], "
+     "sandbox: {url: 'https://a/b', deadlineSeconds: 5, memoryMegabytes: 64}}}",
+     "spec: {reward: {functions: [{type: codeTests}], sandbox: {url: 'https://a/b', processes: 5}}}",
+     "spec.reward.sandbox.url"),
+    ("a_sandbox_beside_the_driver_is_small",
+     "spec: {reward: {functions: [{type: codeTests}], sandbox: {workers: 32}}}",
+     "spec: {reward: {functions: [{type: codeTests}], sandbox: {workers: 33}}}", "spec.reward.sandbox.workers"),
+    ("a_sandbox_beside_the_driver_is_small",
+     ENVIRONMENT % "type: tools, tools: [{type: python}], sandbox: {url: 'http://a', deadlineSeconds: 9}",
+     ENVIRONMENT % "type: tools, tools: [{type: python}], sandbox: {deadlineSeconds: 9}",
+     "spec.rollout.environment.sandbox.deadlineSeconds"),
+    ("reasoning_gym_scores_beside_the_driver",
+     "spec: {data: {train: {source: null, task: {type: reasoningGym, name: a, size: 9}}, validation: []}, "
+     "reward: {functions: [{type: reasoningGym}], sandbox: {workers: 3}}}",
+     "spec: {data: {train: {source: null, task: {type: reasoningGym, name: a, size: 9}}, validation: []}, "
+     "reward: {functions: [{type: reasoningGym}], sandbox: {url: 'http://a'}}}", "spec.reward.sandbox.url"),
     ("tool_names_differ",
      ENVIRONMENT % "type: tools, tools: [{type: custom, function: 'a:b'}, {type: custom, function: 'c:b', name: d}]",
      ENVIRONMENT % "type: tools, tools: [{type: custom, function: 'a:b'}, {type: custom, function: 'c:b'}]",

@@ -262,3 +262,22 @@ def test_an_index_that_does_not_answer_for_a_moment_is_asked_three_times(
     with pytest.raises(SystemExit):
         install.fetch("sh", "-c", f"echo x >> {asked}; false")
     assert len(asked.read_text().split()) == 3
+
+
+@pytest.mark.parametrize(("accelerator", "free", "takes"), [("gpu", 10.5e9, 10), ("cpu", 7.5e9, 7)])
+def test_too_little_room_is_said_before_anything_is_made(
+    accelerator: str,
+    free: float,
+    takes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What wheels hold was read from their directories: the 24 largest of gpu.txt 7.5 GB of 3.7, of 4.2 in all."""
+    monkeypatch.setattr(install, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(install, "last_accelerator", lambda venv: accelerator)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 0, int(free)))  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "argv", ["install.py"])
+    assert install.main() == 1
+    assert f"takes up to {takes} GB" in capsys.readouterr().err
+    assert not (tmp_path / ".venv").exists()

@@ -5,11 +5,14 @@ The operator in it can stop after any single write. What it has decided but not 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from rljob_api import check, resolve
+from rljob_api.resolved import ResolvedJob
 from rljob_api.status import (
     Desired,
     DriverStatus,
@@ -64,6 +67,16 @@ def job_spec(**sections: Any) -> dict[str, Any]:
     for name, value in sections.items():
         spec[name] = {**spec.get(name, {}), **value} if isinstance(value, dict) else value
     return spec
+
+
+@lru_cache(maxsize=256)
+def read(document: str) -> tuple[str, ResolvedJob | None, tuple[str, ...]]:
+    """Fingerprint, job and problems of a document, which is looked at hundreds of times before it changes."""
+    job, violations = check(json.loads(document))
+    problems = tuple(str(violation) for violation in violations)
+    if job is None or problems:
+        return "", None, problems
+    return spec_hash(job.spec), resolve(job), ()
 
 
 @dataclass
@@ -140,8 +153,7 @@ class World:
             "metadata": {"name": "job", "namespace": "space", "labels": dict(self.labels)},
             "spec": self.spec,
         }
-        job, violations = check(document)
-        good = job is not None and not violations
+        fingerprint, job, problems = read(json.dumps(document))
         view = JobView(
             namespace="space",
             name="job",
@@ -150,9 +162,9 @@ class World:
             version="1",
             created=START,
             document=self.spec,
-            fingerprint=spec_hash(job.spec) if job is not None and good else "",
-            job=resolve(job) if job is not None and good else None,
-            problems=tuple(str(violation) for violation in violations),
+            fingerprint=fingerprint,
+            job=job,
+            problems=problems,
             # Through the document and back, as over the API server: nothing may be remembered otherwise.
             status=JobStatus.read(self.status.document()),
             deleting=self.job_deleted,

@@ -51,6 +51,7 @@ POD: dict[str, Any] = {
     "annotations": {"example.com/a": MARK},
     "template": {"metadata": {"annotations": {"example.com/b": MARK}}, "spec": {"hostname": MARK}},
 }
+GYM_TASK = {"type": "reasoningGym", "name": "a", "size": 9, "python": MARK, "config": {MARK: [MARK]}}
 SPEC: dict[str, Any] = {
     "image": MARK,
     "model": {"source": MARK, "revision": MARK, "tokenizer": MARK, "chatTemplate": MARK},
@@ -148,6 +149,35 @@ LAYERS: list[dict[str, Any]] = [
         for source in (MARK, f"pvc://claim/{MARK}")
     ),
     {"rollout": {"environment": {"type": "tools", "tools": [{"type": "calculator", "description": MARK}]}}},
+    *(
+        {
+            "rollout": {
+                "environment": {
+                    "type": "tools",
+                    "tools": [
+                        {
+                            "type": "search",
+                            "description": MARK,
+                            "corpus": {"source": source, "split": MARK, "text": MARK, "title": MARK},
+                        }
+                    ],
+                }
+            }
+        }
+        for source in (MARK, f"pvc://claim/{MARK}")
+    ),
+    *(
+        {
+            "data": {
+                "train": {"source": None, "split": None, **train},
+                "validation": [{"name": "v", "source": None, "split": None, "task": GYM_TASK}],
+                "answer": "answer",
+                "prompt": "question",
+            },
+            "reward": {"functions": [{"type": "reasoningGym", "params": {"tag": MARK}}]},
+        }
+        for train in ({"task": GYM_TASK}, {"parts": [{"name": "p", "task": GYM_TASK}]})
+    ),
 ]
 """Further settings, for texts that can't be in one job with all others."""
 IS_DATA = ("image", "value", "key", "fieldPath", "path", "subPath", "mountPath", "topologyKey", "hostname", "x")

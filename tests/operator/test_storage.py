@@ -43,6 +43,11 @@ JUDGED = {
     "reward": {"functions": [{"type": "judge", "judge": {"template": "{response}"}}]},
     "judge": {"model": {"source": "pvc://judges/v1"}},
 }
+SEARCHED = {
+    "rollout": {
+        "environment": {"type": "tools", "tools": [{"type": "search", "corpus": {"source": "pvc://corpora/a.jsonl"}}]}
+    }
+}
 VALUED = {"algorithm": {"preset": "ppo", "critic": {"model": {"source": "pvc://critics/v1"}}}}
 SCORED = {"reward": {"functions": [{"type": "rewardModel", "rewardModel": {"source": "pvc://scores/v1"}}]}}
 
@@ -71,6 +76,8 @@ SCORED = {"reward": {"functions": [{"type": "rewardModel", "rewardModel": {"sour
         (SCORED, bound("scores", ROX), ""),
         (JUDGED, bound("judges", ROX), ""),
         (JUDGED, None, "VolumeMissing"),
+        (SEARCHED, bound("corpora", ROX), ""),
+        (SEARCHED, None, "VolumeMissing"),
         (VALUED, bound("critics", ROX), ""),
         (VALUED, bound("critics", RWO), "VolumeNotShared"),
         (VALUED, None, "VolumeMissing"),

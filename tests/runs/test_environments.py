@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("two_epochs")
 
 PARITY = Path(__file__).parents[2] / "examples" / "tools" / "parity.yaml"
 AGENT = Path(__file__).parents[2] / "examples" / "openai-agent" / "parity.yaml"
+SEARCH = Path(__file__).parents[2] / "examples" / "search"
 RETOOL = Path(__file__).parents[2] / "examples" / "retool"
 SLOW_TOOL = Path(__file__).parents[2] / "benchmarks" / "deadlines" / "job.yaml"
 
@@ -76,6 +78,53 @@ def test_a_model_that_hardly_calls_the_interpreter_learns_to(runner: Runner) -> 
     assert main(["validate", str(RETOOL / "retool-7b.yaml")]) == 0
 
 
+def test_a_model_searches_for_what_it_cannot_know(runner: Runner) -> None:
+    """The first steps of the example, and that it does not go on with other passages. That it goes on with the same is
+    shown below."""
+    example, output, arguments = searching(runner)
+    assert "corpus: indexed 400 passages in" in runner.run("run", *arguments, "--steps", "2")
+    steps = [step for step in metrics_of(output) if step["step"] > 0]
+    assert [step["step"] for step in steps] == [1, 2]
+    assert sum(step["rollout/tool_calls"] for step in steps) > 0
+    facts = example / "data" / "facts.jsonl"
+    lines = facts.read_text().splitlines(keepends=True)
+    facts.write_text("".join(reversed(lines)))
+    printed = runner.run("run", *arguments, "--steps", "4", expect=66)
+    assert "the tool search looks in other passages than when checkpoint" in printed
+
+
+@pytest.mark.slow(
+    stands_for=[
+        "test_a_model_searches_for_what_it_cannot_know",
+        "tests/trainer/environments/test_search.py::test_an_index_is_made_once",
+        "tests/trainer/commands/test_preflight.py::test_passages_of_a_search_are_looked_at",
+    ]
+)
+def test_a_search_goes_on_with_the_index_that_is_kept(runner: Runner) -> None:
+    example, output, arguments = searching(runner)
+    assert "corpus: indexed 400 passages in" in runner.run("run", *arguments, "--steps", "2")
+    printed = runner.run("run", *arguments, "--steps", "4")
+    assert "resuming from the checkpoint of step 2" in printed
+    assert "indexed" not in printed
+    assert [step["step"] for step in metrics_of(output) if step["step"] > 0] == [1, 2, 3, 4]
+    facts = example / "data" / "facts.jsonl"
+    facts.write_text("".join(facts.read_text().splitlines(keepends=True)[:7]) + '{"title": "x"}\n')
+    printed = runner.run("run", *arguments, "--steps", "6", expect=64)
+    assert "facts.jsonl, line 8: the row has no column" in printed
+    assert main(["validate", str(SEARCH / "search-r1-3b.yaml")]) == 0
+
+
+def searching(runner: Runner) -> tuple[Path, Path, list[str | Path]]:
+    """A copy of the example, the output of its runs, and their arguments."""
+    model, example, output = (runner.folder / name for name in ("model", "search", "output"))
+    shutil.copytree(SEARCH, example)
+    # It writes calls by then, one in ten times, and not yet the name that it is asked for.
+    started = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    runner.run(SEARCH / "cold_start.py", model, "100", program=("-c", started), workers=False)
+    settings = [f"model.source={model}", "pipeline.mode=sync", "batch.groups=16", "checkpoint.everySteps=2"]
+    return example, output, [example / "tiny.yaml", "--output", output, *(p for s in settings for p in ("--set", s))]
+
+
 @pytest.mark.integrity
 def test_every_prompt_of_two_turns_ends_once_whoever_is_killed(tmp_path: Path, warm: Warm) -> None:
     with forked(tmp_path, warm):
@@ -100,6 +149,12 @@ def test_sync_episodes_of_two_turns_end_as_if_nothing_had_happened(tmp_path: Pat
     assert check(tmp_path / "killed" / "output", "sync", story.undone) == check(tmp_path / "whole" / "output", "sync")
 
 
+@pytest.mark.slow(
+    stands_for=[
+        "test_every_episode_of_agents_ends_once_whoever_is_killed[oneStepOff]",
+        "tests/trainer/environments/test_agents.py::test_a_command_plays_an_episode_with_openais_client",
+    ]
+)
 def test_an_agent_is_trained_through_openais_client(runner: Runner) -> None:
     """The example, whose minutes until it has learned are not for every run of the tests; in all pipelines agents are
     killed below."""

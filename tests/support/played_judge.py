@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from loopback_site import on_loopback
 
 _SECTION = re.compile(r"\[(\w+) ([0-9a-f]{16})\]\n(.*?)\n\[/\1 \2\]", re.DOTALL)
 
@@ -60,15 +61,8 @@ async def playing(answer: Answer, port: int = 0) -> AsyncIterator[PlayedJudge]:
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
-    await site.start()
-    judge.port = runner.addresses[0][1]
-    try:
+    async with on_loopback(app, port) as judge.port:
         yield judge
-    finally:
-        await runner.cleanup()
 
 
 def saying(*texts: str | None, tokens: int | None = 100) -> Answer:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.world.protocol import WorldError
-from rljob_trainer.world.sandbox import Mode, ProgramResult, Sandbox, SandboxLimits
+from rljob_trainer.world.sandbox import LocalSandbox, Mode, ProgramResult, SandboxLimits
 
 ATTEMPTS = Path(os.environ.get("RLJOB_ATTEMPTS", Path(__file__).parents[1] / "trainer/world/sandbox/attempts"))
 HELPER = "attempt.py"
@@ -125,8 +125,8 @@ async def attempts(mode: Mode) -> dict[str, tuple[str, str]]:
         files = {HELPER: helper, "facts.json": json.dumps(facts)}
 
         async with (
-            Sandbox(mode, LIMITS, workers=1) as sandbox,
-            Sandbox(mode, replace(LIMITS, wall_seconds=0.5), workers=2) as short,
+            LocalSandbox(mode, LIMITS, workers=1) as sandbox,
+            LocalSandbox(mode, replace(LIMITS, wall_seconds=0.5), workers=2) as short,
         ):
 
             async def one(name: str) -> tuple[str, str]:

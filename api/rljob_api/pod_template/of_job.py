@@ -41,9 +41,8 @@ def pod_template(path: str, pod: Pod, variables: Mapping[str, str], gpus: int, i
 def cpus_of_ray(path: str, pod: Pod, gpus: int) -> int | None:
     """The CPUs that KubeRay tells Ray of: the limit of the container that it runs in, or what that asks for, rounded
     up. None: it says neither, and Ray counts those of the node."""
-    spec = pod_template(path, pod, {}, gpus, "any").get("spec")
-    containers = [] if spec is None else spec.items("containers")
-    resources = next((found.get("resources") for found in containers if found.text("name") == CONTAINER), None)
+    container = ray_container(path, pod, {}, gpus)
+    resources = None if container is None else container.get("resources")
     if resources is None:
         return None
     for kind in ("limits", "requests"):
@@ -52,6 +51,14 @@ def cpus_of_ray(path: str, pod: Pod, gpus: int) -> int | None:
         if value is not None:
             return math.ceil(value)
     return None
+
+
+def ray_container(path: str, pod: Pod, variables: Mapping[str, str], gpus: int) -> Located | None:
+    """The container that Ray runs in, of whichever image; None where a template has taken its name. The arguments are
+    those of ``pod_template``."""
+    spec = pod_template(path, pod, variables, gpus, "any").get("spec")
+    containers = [] if spec is None else spec.items("containers")
+    return next((found for found in containers if found.text("name") == CONTAINER), None)
 
 
 def _container(

@@ -49,6 +49,7 @@ from rljob_api.rules import (
     reward,
     reward_model,
     templates,
+    variables,
     volumes,
 )
 from rljob_api.rules.registry import Job, JobRule
@@ -59,7 +60,7 @@ __all__ = ["RULES", "Job", "Rule", "broken"]
 
 TOPICS = (
     *(model, lora, data, reward, judge, reward_model, algorithm, estimators, correction, pipeline),
-    *(pools, environment, volumes, pods, lifecycle, templates, kubernetes),
+    *(pools, variables, environment, volumes, pods, lifecycle, templates, kubernetes),
 )
 RULES: Mapping[str, JobRule] = {
     name: entry for topic in TOPICS for name, entry in vars(topic).items() if isinstance(entry, JobRule)

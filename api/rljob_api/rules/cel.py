@@ -197,6 +197,7 @@ IS_COLOCATED = (
     "(has(self.placement) ? self.placement == 'colocated' : "
     "self.pipeline.mode == 'sync' && !has(self.rollout.replicas))"
 )
+ENGINES_HAVE_GPUS = f"(({IS_COLOCATED} ? self.trainer.gpusPerReplica : self.rollout.gpusPerReplica) > 0)"
 REPLICAS = in_force("self.rollout.replicas")
 HAS_NO_TEMPLATE = (
     "(has(self.model.random) && has(self.model.random.tokenizer.characters) && !has(self.model.chatTemplate))"

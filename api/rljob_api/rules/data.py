@@ -136,7 +136,7 @@ _ADDITIONS = [0, *(_problems("addition", digits) for digits in range(1, 5))]
     cel=[
         Cel(
             (*at, "task"),
-            f"!has(self.size) || (self.type == 'copy' ? "
+            f"!has(self.size) || self.type == 'reasoningGym' || (self.type == 'copy' ? "
             f"self.digits >= {len(_COPIES)} || self.size <= {_COPIES}[self.digits] : "
             f"self.digits >= {len(_ADDITIONS)} || self.size <= {_ADDITIONS}[self.digits])",
             "there are fewer different problems; lower size, or raise digits",
@@ -149,7 +149,7 @@ def tasks_have_enough_problems(job: Job) -> Iterator[Violation]:
     places: list[tuple[str, TaskSpec | None]] = [(path, part.task) for path, part in job.train_parts]
     places += [(f"spec.data.validation[{i}]", part.task) for i, part in enumerate(job.spec.data.validation)]
     for path, task in places:
-        if task is None or task.size is None:
+        if task is None or task.size is None or task.type == "reasoningGym":
             continue
         numbers = 10 if task.digits == 1 else 9 * 10 ** (task.digits - 1)
         count = numbers**2 if task.type == "addition" else 10**task.digits
@@ -159,6 +159,99 @@ def tasks_have_enough_problems(job: Job) -> Iterator[Violation]:
                 f"{task.type} with {task.digits} digits has only {count} different problems",
                 "lower size, or raise digits",
             )
+
+
+_GYM = "self.type == 'reasoningGym'"
+
+
+@rule(
+    cel=[
+        entry
+        for at in (TRAIN, PART, VALIDATION)
+        for entry in (
+            Cel((*at, "task"), f"({_GYM}) == has(self.name)", "belongs to reasoningGym, which needs it", ".name"),
+            Cel((*at, "task"), f"!({_GYM}) || has(self.size)", "is required by reasoningGym", ".size"),
+            Cel((*at, "task"), f"({_GYM}) || !has(self.python)", "belongs to reasoningGym; remove it", ".python"),
+            Cel(
+                (*at, "task"),
+                f"!({_GYM}) || self.digits == 2",
+                "has no meaning for reasoningGym; remove it: config has what the task takes",
+                ".digits",
+            ),
+        )
+    ]
+)
+def tasks_say_what_their_type_takes(job: Job) -> Iterator[Violation]:
+    for path, task in _tasks(job):
+        at = f"{path}.task"
+        if task.type != "reasoningGym":
+            for name in ("name", "python"):
+                if getattr(task, name):
+                    yield Violation(f"{at}.{name}", f"has no meaning for the task {task.type}", "remove it")
+            continue
+        if task.name is None:
+            yield Violation(f"{at}.name", "is required by reasoningGym", "name one of its tasks: basic_arithmetic")
+        if task.size is None:
+            yield Violation(f"{at}.size", "is required by reasoningGym", "say how many problems are made")
+        if task.digits != 2:
+            yield Violation(f"{at}.digits", "has no meaning for reasoningGym", "remove it: config has what it takes")
+
+
+@rule(not_in_cel="the content of config is hidden from CEL")
+def tasks_take_their_config(job: Job) -> Iterator[Violation]:
+    for path, task in _tasks(job):
+        if task.config and task.type != "reasoningGym":
+            yield Violation(f"{path}.task.config", f"has no meaning for the task {task.type}", "remove it")
+            continue
+        for name in sorted({"seed", "size"} & set(task.config)):
+            yield Violation(
+                f"{path}.task.config", f"{name} is the task's own field", f"write it beside config: task.{name}"
+            )
+
+
+@rule(not_in_cel="it compares fields of three lists")
+def gym_tasks_share_a_python(job: Job) -> Iterator[Violation]:
+    tasks = [(path, task) for path, task in _tasks(job) if task.type == "reasoningGym"]
+    for path, task in tasks[1:]:
+        first = tasks[0][1].python
+        if task.python != first:
+            yield Violation(
+                f"{path}.task.python",
+                f"is {task.python or 'not set'}, and {tasks[0][0]}.task.python is {first or 'not set'}",
+                "write the same for all tasks: one process scores them",
+            )
+
+
+@rule(not_in_cel="it compares names of data sources, which have defaults of their own")
+def gym_tasks_are_scored_by_their_own_reward(job: Job) -> Iterator[Violation]:
+    data = job.spec.data
+    sources = [(path, part.label, part.task) for path, part in job.train_parts]
+    sources += [(f"spec.data.validation[{i}]", part.name, part.task) for i, part in enumerate(data.validation)]
+    functions = [
+        (index, function) for index, function in enumerate(job.spec.reward.functions) if function.type == "reasoningGym"
+    ]
+    for path, name, task in sources:
+        own = task is not None and task.type == "reasoningGym"
+        scoring = [index for index, function in functions if not function.sources or name in function.sources]
+        if own and not scoring:
+            yield Violation(
+                f"{path}.task.type",
+                f'no reward function scores the data source "{name}" by reasoning-gym',
+                "add {type: reasoningGym} to spec.reward.functions"
+                + (f', or "{name}" to the sources of the one that is there' if functions else ""),
+            )
+        elif scoring and not own:
+            yield Violation(
+                f"spec.reward.functions[{scoring[0]}]",
+                f'the data source "{name}" has no problems of reasoning-gym, which type reasoningGym scores',
+                "name the sources that have (sources), or use another type",
+            )
+
+
+def _tasks(job: Job) -> list[tuple[str, TaskSpec]]:
+    places: list[tuple[str, TaskSpec | None]] = [(path, part.task) for path, part in job.train_parts]
+    places += [(f"spec.data.validation[{i}]", part.task) for i, part in enumerate(job.spec.data.validation)]
+    return [(path, task) for path, task in places if task is not None]
 
 
 @rule(not_in_cel="the list is a map by name: the API server itself refuses duplicates")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rljob_api.rules.cel import HAS_NO_TEMPLATE, SPEC, Cel, text
+from pydantic.alias_generators import to_camel
+
+from rljob_api.rules.cel import HAS_NO_TEMPLATE, REWARD, SPEC, Cel, text
 from rljob_api.rules.registry import Job, rule
 from rljob_api.schema import find
+from rljob_api.spec.environment import SandboxSpec
 from rljob_api.violations import Violation
 
 _PATH = "spec.rollout.environment"
@@ -202,6 +205,23 @@ def custom_tools_name_a_function(job: Job) -> Iterator[Violation]:
 @rule(
     cel=Cel(
         _TOOL,
+        "(self.type == 'search') == has(self.corpus)",
+        "belongs to type search, which needs it; write {source: FILE}",
+        ".corpus",
+    )
+)
+def search_tools_have_a_corpus(job: Job) -> Iterator[Violation]:
+    for index, tool in enumerate(job.spec.rollout.environment.tools):
+        path = f"{_PATH}.tools[{index}].corpus"
+        if tool.type == "search" and tool.corpus is None:
+            yield Violation(path, "is required by type search", "write {source: FILE}, with a passage in each row")
+        if tool.type != "search" and tool.corpus is not None:
+            yield Violation(path, f"has no meaning for type {tool.type}", "remove it, or use type: search")
+
+
+@rule(
+    cel=Cel(
+        _TOOL,
         "!has(self.concurrency) || self.type == 'custom'",
         "is for type custom; of python, sandbox.workers run at once",
         ".concurrency",
@@ -250,6 +270,63 @@ def a_sandbox_has_programs(job: Job) -> Iterator[Violation]:
             "is for the tool python, and there is none",
             "remove it, or list {type: python} in tools",
         )
+
+
+_SANDBOXES = ((*_ENVIRONMENT, "sandbox"), (*REWARD, "sandbox"))
+_MOST_WORKERS = 32
+"""Of a sandbox beside the driver."""
+
+
+def _sandboxes(job: Job) -> Iterator[tuple[str, SandboxSpec]]:
+    for path, sandbox in ((_PATH, job.spec.rollout.environment.sandbox), ("spec.reward", job.spec.reward.sandbox)):
+        if sandbox is not None:
+            yield f"{path}.sandbox", sandbox
+
+
+def _changed(sandbox: SandboxSpec, *fields: str) -> list[str]:
+    """Those of some fields that say something else than their absence does."""
+    return [field for field in fields if getattr(sandbox, field) != type(sandbox).model_fields[field].default]
+
+
+@rule(
+    cel=[
+        Cel(
+            path,
+            "!has(self.url) || (self.isolation == 'auto' && self.processes == 32)",
+            "is a service, whose own isolation and processes hold; remove those, or url",
+            ".url",
+        )
+        for path in _SANDBOXES
+    ]
+)
+def a_service_contains_programs_itself(job: Job) -> Iterator[Violation]:
+    for path, sandbox in _sandboxes(job):
+        if sandbox.url is not None and (given := _changed(sandbox, "isolation", "processes")):
+            names = ", ".join(map(to_camel, given))
+            yield Violation(f"{path}.url", f"is a service, which sets {names} itself", f"remove {names}, or url")
+
+
+@rule(
+    cel=[
+        Cel(
+            path,
+            f"has(self.url) || self.deadlineSeconds == 600 && (!has(self.workers) || self.workers <= {_MOST_WORKERS})",
+            f"without url has at most {_MOST_WORKERS} workers, and no deadlineSeconds; write url, or fewer workers",
+        )
+        for path in _SANDBOXES
+    ]
+)
+def a_sandbox_beside_the_driver_is_small(job: Job) -> Iterator[Violation]:
+    for path, sandbox in _sandboxes(job):
+        if sandbox.url is None:
+            if (sandbox.workers or 0) > _MOST_WORKERS:
+                yield Violation(
+                    f"{path}.workers",
+                    f"is {sandbox.workers}, and beside the driver {_MOST_WORKERS} is the most",
+                    f"write {_MOST_WORKERS} or less, or the url of a service",
+                )
+            if _changed(sandbox, "deadline_seconds"):
+                yield Violation(f"{path}.deadlineSeconds", "is for a service", "remove it, or write its url")
 
 
 @rule(not_in_cel="the default names of tools are made from their functions")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rljob_api.rules.cel import ALGORITHM, FUNCTION, MODEL, ROOT, SPEC, TRAIN, VALIDATION, Cel, one_of, text
+from rljob_api.cluster import PVC
+from rljob_api.locations import READ, STATE, locations, place_in_schema
+from rljob_api.rules.cel import ROOT, SPEC, Cel, one_of, text
 from rljob_api.rules.registry import Job, rule
 from rljob_api.spec.job import MAX_NAME
 from rljob_api.violations import Violation
 
-PLACES_OF_STATE = (("spec", "checkpoint"), "uri"), (("spec", "restore"), "from")
 STATE_PLACES = r"(pvc://|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/|$))"
 """How addresses of state begin. Models and data are read from other stores too. Names of buckets are as S3 has them."""
 RESERVED_NAMES = ("head", "headgroup", "rljob", "rljob-operator")
@@ -74,19 +75,17 @@ def validation_has_data(job: Job) -> Iterator[Violation]:
             "state can't be kept there; use pvc://claim/path, s3://bucket/path (3 to 63 of a-z 0-9 - .) or a folder",
             f".{field}",
         )
-        for at, field in PLACES_OF_STATE
+        for at, field in map(place_in_schema, STATE)
     ]
 )
 def locations_have_known_schemes(job: Job) -> Iterator[Violation]:
-    places = {"spec.checkpoint.uri": job.spec.checkpoint.uri}
-    if job.spec.restore is not None:
-        places["spec.restore.from"] = job.spec.restore.from_
-    for path, location in places.items():
-        scheme = re.match(r"([A-Za-z][A-Za-z0-9+.\-]*)://", location or "")
-        if not scheme or re.match(STATE_PLACES, location or ""):
+    for place in locations(job.spec, STATE):
+        path, location = place.path, place.value
+        scheme = re.match(r"([A-Za-z][A-Za-z0-9+.\-]*)://", location)
+        if not scheme or re.match(STATE_PLACES, location):
             continue
         if scheme[0] == "s3://":
-            bucket = (location or "").removeprefix("s3://").partition("/")[0]
+            bucket = location.removeprefix("s3://").partition("/")[0]
             yield Violation(
                 path,
                 f'"{bucket}" is not the name of a bucket: those have 3 to 63 lower-case letters, digits, "-" and ".", '
@@ -111,42 +110,18 @@ def locations_have_known_schemes(job: Job) -> Iterator[Violation]:
             "is no place in a volume; write pvc://claim/path, without ..",
             f".{field}",
         )
-        for at, field in (
-            *PLACES_OF_STATE,
-            *((at, "source") for at in (MODEL, TRAIN, (*TRAIN, "parts", "[]"), VALIDATION, (*FUNCTION, "rewardModel"))),
-            (("spec", "judge", "model"), "source"),
-            ((*ALGORITHM, "critic", "model"), "source"),
-        )
+        for at, field in map(place_in_schema, (*STATE, *READ))
     ]
 )
 def volume_locations_name_a_claim(job: Job) -> Iterator[Violation]:
-    spec = job.spec
-    places: list[tuple[str, str | None]] = [
-        ("spec.model.source", spec.model.source),
-        ("spec.checkpoint.uri", spec.checkpoint.uri),
-        ("spec.restore.from", spec.restore.from_ if spec.restore else None),
-        ("spec.judge.model.source", spec.judge.model.source if spec.judge else None),
-        ("spec.algorithm.critic.model.source", _critic_source(job)),
-    ]
-    places += [(f"{path}.source", part.source) for path, part in job.train_parts]
-    places += [(f"spec.data.validation[{i}].source", part.source) for i, part in enumerate(spec.data.validation)]
-    places += [
-        (f"spec.reward.functions[{i}].rewardModel.source", function.reward_model.source)
-        for i, function in enumerate(spec.reward.functions)
-        if function.reward_model is not None
-    ]
-    for path, location in places:
-        if location and location.startswith("pvc://"):
-            claim = location.removeprefix("pvc://").partition("/")[0]
+    for place in locations(job.spec, (*STATE, *READ)):
+        if place.value.startswith(PVC):
+            claim = place.value.removeprefix(PVC).partition("/")[0]
             if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", claim):
-                yield Violation(path, f'"{claim}" is not the name of a PersistentVolumeClaim', "write pvc://claim/path")
-            elif ".." in location.split("/"):
-                yield Violation(path, "leaves its volume", "write the path without ..")
-
-
-def _critic_source(job: Job) -> str | None:
-    critic = job.spec.algorithm.critic
-    return critic.model.source if critic is not None and critic.model is not None else None
+                problem = f'"{claim}" is not the name of a PersistentVolumeClaim'
+                yield Violation(place.path, problem, "write pvc://claim/path")
+            elif ".." in place.value.split("/"):
+                yield Violation(place.path, "leaves its volume", "write the path without ..")
 
 
 @rule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rljob_api.pod_template.paths import LEAVES, descending
+from rljob_api.pod_template.quantities import known
 from rljob_api.rules import cel
 from rljob_api.rules.cel import PODS, SPEC, Cel, is_absent, text
 from rljob_api.rules.registry import Job, exactly_one, rule
@@ -125,6 +126,52 @@ def gpus_are_counted_once(job: Job) -> Iterator[Violation]:
                     "the head uses no GPU" if head else "GPUs are counted by gpusPerReplica",
                     "remove it" if head else "set gpusPerReplica instead",
                 )
+
+
+_SHARED = "quantity(string(self.sharedMemory))"
+_LIMIT = "self.resources.limits"
+
+
+@rule(
+    cel=[
+        entry
+        for pod in PODS
+        for entry in (
+            Cel(
+                pod,
+                f"!has(self.sharedMemory) || {_SHARED}.isGreaterThan(quantity('0'))",
+                "0 means no limit to Kubernetes; remove it (30 % of the memory limit), or give it a size",
+                ".sharedMemory",
+            ),
+            Cel(
+                pod,
+                f"!has(self.sharedMemory) || !has({_LIMIT}) || !('memory' in {_LIMIT}) || "
+                f"!{_SHARED}.isGreaterThan(quantity(string({_LIMIT}['memory'])))",
+                "is above the memory limit, against which it counts; lower it, or raise resources.limits.memory",
+                ".sharedMemory",
+            ),
+        )
+    ]
+)
+def shared_memory_fits_its_pod(job: Job) -> Iterator[Violation]:
+    """/dev/shm is a memory-backed emptyDir: what lies there counts against the container's limit, and a pod beyond it
+    is killed. To a size limit of 0 the kubelet says: none."""
+    for path, pod in job.pods:
+        shared = None if pod.shared_memory is None else known(pod.shared_memory)
+        if shared is None:
+            continue
+        limit = pod.resources.limits.get("memory")
+        most = None if limit is None else known(limit)
+        where = f"{path}.sharedMemory"
+        if shared <= 0:
+            remedy = "remove it (the default is 30 % of the memory limit), or give it a size"
+            yield Violation(where, f"{pod.shared_memory} means no limit to Kubernetes, not no shared memory", remedy)
+        elif most is not None and shared > most:
+            yield Violation(
+                where,
+                f"{pod.shared_memory} is above the memory limit of {limit}, against which it counts",
+                "lower it, or raise resources.limits.memory",
+            )
 
 
 OF_KUEUE = "kueue.x-k8s.io/"

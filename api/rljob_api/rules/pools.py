@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rljob_api.engine_args import ENGINE_ARGS, SET_BY_RLJOB
+from rljob_api.memory.accelerators import BEFORE_AMPERE, COMPUTE_MAJOR, MAJORS_BEFORE_AMPERE, PRODUCT, before_ampere
 from rljob_api.problems import did_you_mean
 from rljob_api.rules import cel
-from rljob_api.rules.cel import ENGINE_POOLS, PODS, POOLS, SPEC, TRAINER, Cel, one_of
+from rljob_api.rules.cel import ENGINE_POOLS, SPEC, TRAINER, Cel, one_of, text
 from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
 
-RESERVED_ENV = ("RAY_", "RLJOB_", "KUBERAY_", "MASTER_", "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 _FITS = "parallelism.tensor must equal gpusPerReplica; change one of them"
 _POOLED = "colocated engines take the trainer's devices and have no pool of their own; remove it"
 
@@ -235,62 +235,6 @@ def trainer_parallelism_fits_its_ranks(job: Job) -> Iterator[Violation]:
         )
 
 
-def _free_name(name: str) -> str:
-    """CEL: whether a variable of that name may be set."""
-    prefixes = [taken for taken in RESERVED_ENV if taken.endswith("_")]
-    whole = [taken for taken in RESERVED_ENV if not taken.endswith("_")]
-    return f"!({name} in {one_of(whole)}) && {one_of(prefixes)}.all(p, !{name}.startsWith(p))"
-
-
-@rule(
-    cel=[
-        *(
-            Cel(
-                ("spec", pool),
-                f"!has(self.env) || self.env.all(k, {_free_name('k')})",
-                "a variable is set by rljob or Ray themselves; remove it",
-                ".env",
-            )
-            for pool in POOLS
-        ),
-        *(
-            Cel((*pod, "env", "[]"), _free_name("self.name"), "is set by rljob or Ray themselves; remove it", ".name")
-            for pod in PODS
-        ),
-    ]
-)
-def environment_leaves_ours_alone(job: Job) -> Iterator[Violation]:
-    names = [(f"{path}.env.{name}", name) for path, pool in job.pools for name in pool.env]
-    for path, pod in job.pods:
-        names += [(f"{path}.env[{index}].name", entry.name) for index, entry in enumerate(pod.env)]
-    for path, name in names:
-        yield from reserved_variable(path, name)
-
-
-def reserved_variable(path: str, name: str) -> Iterator[Violation]:
-    """What is wrong with setting a variable of that name, if anything."""
-    if any(name == taken or (taken.endswith("_") and name.startswith(taken)) for taken in RESERVED_ENV):
-        yield Violation(path, f"{name} is set by rljob or Ray themselves", "remove it")
-
-
-@rule(
-    cel=[
-        Cel(
-            ("spec", pool),
-            "!has(self.env) || !has(self.pod.env) || self.pod.env.all(e, !(e.name in self.env))",
-            f"a variable is set in spec.{pool}.env too; keep one of them",
-            ".pod.env",
-        )
-        for pool in POOLS
-    ]
-)
-def variables_are_set_in_one_place(job: Job) -> Iterator[Violation]:
-    for path, pool in job.pools:
-        for index, entry in enumerate(pool.pod.env):
-            if entry.name in pool.env:
-                yield Violation(f"{path}.pod.env[{index}].name", f"is set in {path}.env too", "keep one of them")
-
-
 @rule(
     cel=Cel(
         SPEC,
@@ -340,4 +284,41 @@ def compiled_layers_are_whole(job: Job) -> Iterator[Violation]:
             "spec.trainer.compile",
             "layers that several ranks compute together (parallelism.tensor) are not compiled",
             "remove compile, or use parallelism.tensor: 1",
+        )
+
+
+def _young(pool: str) -> str:
+    """CEL of spec: whether a pool's node selector, where it tells, asks for GPUs of compute capability 8.0 or newer."""
+    s, product, major = f"self.{pool}.pod.nodeSelector", text(PRODUCT), text(COMPUTE_MAJOR)
+    return (
+        f"self.{pool}.gpusPerReplica == 0 || !has({s}) || "
+        f"(!({product} in {s}) || !{s}[{product}].matches({text(BEFORE_AMPERE)})) && "
+        f"(!({major} in {s}) || !({s}[{major}] in {one_of(MAJORS_BEFORE_AMPERE)}))"
+    )
+
+
+@rule(
+    cel=[
+        Cel(
+            SPEC,
+            f"!self.deterministic || self.rollout.engine != 'vllm' || {other}{cel.IS_COLOCATED} || {_young(pool)}",
+            "vLLM's batch-invariant mode (deterministic) needs compute capability 8.0; choose other nodes",
+            f".{pool}.pod.nodeSelector",
+        )
+        for pool, other in (("trainer", "!"), ("rollout", ""))
+    ]
+)
+def deterministic_engines_have_kernels(job: Job) -> Iterator[Violation]:
+    """The engine itself looks at its GPU where no label tells (``vllm_arguments.py``)."""
+    if not job.spec.deterministic or not job.has_vllm_on_gpus:
+        return
+    name, pod = ("trainer", job.spec.trainer.pod)
+    if job.resolved.placement == "separate":
+        name, pod = ("rollout", job.spec.rollout.pod)
+    if (label := before_ampere(pod)) is not None:
+        yield Violation(
+            f"spec.{name}.pod.nodeSelector",
+            "deterministic: true needs vLLM's batch-invariant mode, which wants compute capability 8.0 (A100) or more, "
+            f"and GPUs of {label} have less",
+            "choose nodes with newer GPUs, or remove deterministic",
         )

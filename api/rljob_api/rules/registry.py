@@ -56,6 +56,13 @@ class Job:
         return POLICY_LOSSES[self.resolved.algorithm.policy_loss.type]
 
     @property
+    def has_vllm_on_gpus(self) -> bool:
+        """Whether the engines that sample are vLLM's and have GPUs, colocated ones those of the ranks."""
+        spec = self.spec
+        pool = spec.trainer if self.resolved.placement == "colocated" else spec.rollout
+        return spec.rollout.engine == "vllm" and pool.gpus_per_replica > 0
+
+    @property
     def pods(self) -> list[tuple[str, Pod]]:
         """Pod settings of the pools and the head, with their paths."""
         spec = self.spec

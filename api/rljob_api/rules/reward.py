@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from rljob_api.method import ParameterKind
 from rljob_api.methods import REWARD_PARAMETERS
 from rljob_api.problems import did_you_mean, shown
-from rljob_api.rules.cel import FUNCTION, REWARD, SPEC, Cel, text
+from rljob_api.rules.cel import FUNCTION, REWARD, SPEC, Cel, one_of, text
 from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
 
@@ -18,6 +18,8 @@ COMMON = r"^([^\\]|\\[dDwWsSbBnrt]|\\[!-/:-@\[-`{-~])*\\?$"
 """Matches regular expressions whose escapes Python and CEL (RE2) share."""
 PYTHON_ONLY = r"\(\?[^:]|\{,|\{[0-9]*,?[0-9]{3,}|\{(.|\n)*\{|[*+?}]\+|\[\[|\[[^\]]*\\[bB]"
 """Finds what only Python may take in a regular expression: assertions, possessive and large repetitions, sets."""
+
+IN_A_SANDBOX = ("codeTests", "reasoningGym")
 
 
 @rule(
@@ -127,16 +129,37 @@ def json_rewards_have_a_schema(job: Job) -> Iterator[Violation]:
 @rule(
     cel=Cel(
         REWARD,
-        "!has(self.sandbox) || self.functions.exists(f, f.type == 'codeTests')",
-        "is where the tests of codeTests run; remove it, or use that",
+        f"!has(self.sandbox) || self.functions.exists(f, f.type in {one_of(IN_A_SANDBOX)})",
+        "is where the tests of codeTests and the scoring of reasoningGym run; remove it, or use one of them",
         ".sandbox",
     )
 )
 def a_rewards_sandbox_has_tests(job: Job) -> Iterator[Violation]:
     reward = job.spec.reward
-    if reward.sandbox is not None and all(function.type != "codeTests" for function in reward.functions):
+    if reward.sandbox is not None and all(function.type not in IN_A_SANDBOX for function in reward.functions):
         yield Violation(
-            "spec.reward.sandbox", "is where the tests of codeTests run, and there are none", "remove it, or use that"
+            "spec.reward.sandbox",
+            "is where the tests of codeTests and the scoring of reasoningGym run, and there are none",
+            "remove it, or use one of them",
+        )
+
+
+@rule(
+    cel=Cel(
+        REWARD,
+        "!has(self.sandbox) || !has(self.sandbox.url) || !self.functions.exists(f, f.type == 'reasoningGym')",
+        "is a service, and the scoring of reasoningGym needs its package beside the driver; remove url",
+        ".sandbox.url",
+    )
+)
+def reasoning_gym_scores_beside_the_driver(job: Job) -> Iterator[Violation]:
+    reward = job.spec.reward
+    at_a_service = reward.sandbox is not None and reward.sandbox.url is not None
+    if at_a_service and any(function.type == "reasoningGym" for function in reward.functions):
+        yield Violation(
+            "spec.reward.sandbox.url",
+            "is a service, and the scoring of reasoningGym needs its package beside the driver",
+            "remove it",
         )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from rljob_api.problems import shown
 from rljob_api.rules.pods import names_in_reserved_domains
-from rljob_api.rules.pools import reserved_variable
 from rljob_api.rules.registry import Job, rule
+from rljob_api.rules.variables import reserved_variable
 from rljob_api.spec.pod import Pod
 from rljob_api.violations import Violation
 

@@ -171,6 +171,11 @@ SourceName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
 Location = Annotated[str, Field(min_length=1, max_length=1024)]
 """A path, hub id or URI."""
+BaseUrl = Annotated[
+    str,
+    Field(min_length=8, max_length=1024, pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+(/[A-Za-z0-9._~%\-/]*)?$"),
+]
+"""No user, password or query: what is secret is no part of a job."""
 LongText = Annotated[str, Field(max_length=16384)]
 IN_MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*"
 FunctionPath = Annotated[str, Field(min_length=3, max_length=253, pattern=rf"^{IN_MODULE}$")]

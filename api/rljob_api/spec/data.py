@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.spec.base import Listed, Location, LongText, MapKeys, ShortText, SourceName, SpecModel
+from rljob_api.spec.base import FreeForm, Listed, Location, LongText, MapKeys, ShortText, SourceName, SpecModel
 
-TaskType = Literal["addition", "copy", "parity"]
+TaskType = Literal["addition", "copy", "parity", "reasoningGym"]
 PromptText = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
@@ -17,15 +17,31 @@ class TaskSpec(SpecModel):
 
     type: TaskType = Field(
         description="addition: of two numbers. copy: of a string of digits. parity: of the ones in a string of bits, "
-        "which is hardly learned without a tool."
+        "which is hardly learned without a tool. reasoningGym: a task of the package reasoning-gym."
     )
-    digits: int = Field(default=2, ge=1, le=64, description="Digits of each number, or bits.")
-    size: int | None = Field(default=None, ge=1, le=100000000, description="Distinct problems drawn. Default: all.")
+    digits: int = Field(
+        default=2, ge=1, le=64, description="Digits of each number, or bits. Not of reasoningGym: its config says it."
+    )
+    size: int | None = Field(
+        default=None,
+        ge=1,
+        le=100000000,
+        description="Distinct problems drawn. Default: all. Of reasoningGym: problems made, which needs it.",
+    )
     seed: int = Field(
         default=0,
         ge=0,
         le=2147483647,
         description="Seed of the draw. One in ten is held out for validation, whatever the seed.",
+    )
+    name: SourceName | None = Field(
+        default=None, description="reasoningGym: which of its tasks, such as basic_arithmetic."
+    )
+    config: FreeForm = Field(default={}, description="reasoningGym: settings of that task, as the package has them.")
+    python: Location | None = Field(
+        default=None,
+        description="reasoningGym: the interpreter that has the package; one for all tasks of a job. Default: the one "
+        "that runs the job.",
     )
 
 
@@ -58,7 +74,7 @@ class TrainPart(SpecModel):
         if self.name is not None:
             return self.name
         if self.task is not None:
-            return self.task.type
+            return self.task.name or self.task.type
         source = (self.source or "").removeprefix("hf://").partition(":")[0].rstrip("/")
         return source.rpartition("/")[2].partition(".")[0] or "train"
 

@@ -6,10 +6,25 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.spec.base import Fallback, FreeForm, FunctionPath, Listed, ShortText, SpecModel
+from rljob_api.spec.base import BaseUrl, Fallback, FreeForm, FunctionPath, Listed, Location, ShortText, SpecModel
 
 EnvironmentType = Literal["singleTurn", "tools", "custom", "agent"]
 CallFormat = Literal["hermes", "codeFence", "llama", "pythonic"]
+ToolType = Literal["python", "calculator", "search", "custom"]
+StopwordsLanguage = Literal[
+    "danish",
+    "dutch",
+    "english",
+    "french",
+    "german",
+    "italian",
+    "norwegian",
+    "portuguese",
+    "russian",
+    "spanish",
+    "swedish",
+    "turkish",
+]
 
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 
@@ -17,12 +32,33 @@ ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z_
 CommandPart = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
+class CorpusSpec(SpecModel):
+    """Passages that a tool finds by the words of a query, ranked by BM25."""
+
+    source: Location = Field(description="The passages, one a row; as data.train.source.")
+    split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
+    text: ShortText = Field(default="text", description="The column with a passage's text.")
+    title: ShortText | None = Field(
+        default=None, description="The column with its title, whose words are found too. Default: passages have none."
+    )
+    passages: int = Field(default=3, ge=1, le=100, description="Passages that a call returns, the best first.")
+    passage_characters: int | None = Field(
+        default=None, ge=1, le=1000000, description="What a call returns of a longer text is cut. Default: unbounded."
+    )
+    stopwords: StopwordsLanguage | None = Field(
+        default=None, description="Leaves out the commonest words of a language (bm25s' lists). Default: none are."
+    )
+    k1: float = Field(default=1.5, ge=0, le=10, description="How much further occurrences of a word in a text count.")
+    b: float = Field(default=0.75, ge=0, le=1, description="How much is taken off for the length of a text.")
+
+
 class ToolSpec(SpecModel):
     """Something that the model may call."""
 
-    type: Literal["python", "calculator", "custom"] = Field(
+    type: ToolType = Field(
         description="python: runs a program that the model writes, in a sandbox. calculator: evaluates an arithmetic "
-        "expression. custom: your Python function, which runs in the driver and not in the sandbox."
+        "expression. search: finds passages of a corpus. custom: your Python function, which runs in the driver and "
+        "not in the sandbox."
     )
     name: ToolName | None = Field(
         default=None, description="As the model calls it. Default: the type, or the function's name."
@@ -32,6 +68,7 @@ class ToolSpec(SpecModel):
         description="custom: module:function. The model's arguments come as keyword arguments; what it returns (text, "
         "or anything JSON can hold) is the observation. It may be async; one that is not runs in a thread.",
     )
+    corpus: CorpusSpec | None = Field(default=None, description="search: what it looks in, and how.")
     description: ShortText | None = Field(
         default=None, description="For the model. Default: the first paragraph of the function's docstring."
     )
@@ -46,20 +83,42 @@ class ToolSpec(SpecModel):
 
     @property
     def label(self) -> str:
-        """As the model calls it."""
+        """The name by which the model calls it."""
         return self.name or (self.function or self.type).rpartition(":")[2]
 
 
 class SandboxSpec(SpecModel):
-    """Where programs run that the model writes: beside the driver, in processes of their own."""
+    """Where programs run that the model writes: beside the driver, in processes of their own, or at a service."""
 
+    url: BaseUrl | None = Field(
+        default=None,
+        description="A service with SandboxFusion's interface (POST url/run_code), which runs them in place of this "
+        "machine and contains and limits them in its own way. Default: none.",
+    )
+    deadline_seconds: int = Field(
+        default=600,
+        ge=1,
+        le=86400,
+        description="url: how long a service that fails, is busy or away is asked again, later each time; then the "
+        "run ends.",
+    )
     isolation: Literal["auto", "namespaces", "landlock", "none"] = Field(
         default="auto",
         description="What holds them. auto: namespaces where the machine lets us make them, else landlock; refused "
         "where neither works. none: nothing does, for toys that are trusted.",
     )
-    workers: int = Field(default=2, ge=1, le=32, description="Programs that run at once.")
-    memory_megabytes: int = Field(default=512, ge=32, le=1048576, description="Of one program (MiB).")
+    workers: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Programs that run at once. Default: 2 beside the driver, where 32 is the most, 16 at a service.",
+    )
+    memory_megabytes: int = Field(
+        default=512,
+        ge=32,
+        le=1048576,
+        description="Of one program (MiB). A service is told it, and heeds it if it is newer than June 2025.",
+    )
     processes: int = Field(default=32, ge=1, le=1024, description="Processes and threads of one program.")
 
 

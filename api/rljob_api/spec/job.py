@@ -107,7 +107,7 @@ class Spec(SpecModel):
     deterministic: Annotated[bool, SUSPENDED] = Field(
         default=False,
         description="On GPUs: kernels that give the same bits each time, in trainer and engines. They are slower, and "
-        "vLLM's want compute capability 9.0 (H100). CPUs give the same bits either way.",
+        "vLLM's want compute capability 8.0 (A100). CPUs give the same bits either way.",
     )
 
 

@@ -7,16 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.spec.base import EnvName, Listed, LongText, ShortText, SpecModel
+from rljob_api.spec.base import BaseUrl, EnvName, Listed, LongText, ShortText, SpecModel
 
 PLACEHOLDERS = ("prompt", "response", "answer")
 """What a template may name in braces."""
 
-BaseUrl = Annotated[
-    str,
-    Field(min_length=8, max_length=1024, pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+(/[A-Za-z0-9._~%\-/]*)?$"),
-]
-"""No user, password or query: what is secret is no part of a job."""
 Template = Annotated[str, Field(min_length=1, max_length=16384)]
 
 

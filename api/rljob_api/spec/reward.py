@@ -18,6 +18,7 @@ RewardType = Literal[
     "multipleChoice",
     "jsonSchema",
     "codeTests",
+    "reasoningGym",
     "pattern",
     "length",
     "environment",
@@ -34,6 +35,7 @@ class RewardFunction(SpecModel):
         description="gsm8k: the number after #### (or the last one) is the answer. math: the last boxed expression is "
         "equivalent to it. exactMatch: the text is the answer. multipleChoice: the letter it "
         "states is. jsonSchema: it is JSON that a schema allows. codeTests: its program passes tests, in a sandbox. "
+        "reasoningGym: what the problem's own scoring says, for tasks of that type. "
         "pattern: a regular expression occurs. length: linear in "
         "the response's tokens. environment: what the program or agent of rollout.environment has returned. judge: "
         "what another model says of it. rewardModel: the score of a model with a head. custom: your Python function."
@@ -100,5 +102,6 @@ class Reward(SpecModel):
     workers: int = Field(default=2, ge=1, le=1024, description="Processes that score samples.")
     sandbox: SandboxSpec | None = Field(
         default=None,
-        description="Where the tests of codeTests run. Default: one that is isolated as well as this machine can.",
+        description="Where the tests of codeTests and the scoring of reasoningGym run. Default: one that is isolated "
+        "as well as this machine can.",
     )

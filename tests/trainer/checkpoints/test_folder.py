@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.checkpoints.checkpoint import driver_state, latest
+from rljob_trainer.checkpoints.checkpoint import FORMAT, driver_state, latest
 from rljob_trainer.checkpoints.folder import FolderCheckpoints, open_folder
 from rljob_trainer.errors import CheckpointError, UnreadableError, exit_code_of
 
@@ -158,7 +158,9 @@ async def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path
         FolderCheckpoints(folder, keep=3).steps()
 
 
-@pytest.mark.parametrize("text", ["[" * 20_000, '{"format": 2, "step": 2, "files": {"driver.json": 3}}', "[]"])
+@pytest.mark.parametrize(
+    "text", ["[" * 20_000, f'{{"format": {FORMAT}, "step": 2, "files": {{"driver.json": 3}}}}', "[]"]
+)
 async def test_a_manifest_of_another_shape_is_a_damaged_one(tmp_path: Path, text: str) -> None:
     store = FolderCheckpoints(tmp_path, keep=3)
     (await write(store, 2) / "manifest.json").write_text(text)

@@ -105,6 +105,20 @@ def test_what_a_critic_starts_from_in_a_claim_becomes_a_path(mounted: Path) -> N
         mounted_job(mounted, 3, storage)
 
 
+def test_a_corpus_in_a_claim_becomes_a_path(mounted: Path) -> None:
+    storage = mounted.parent / "mnt"
+    tool = {"type": "search", "corpus": {"source": "pvc://corpora/a.jsonl"}}
+    (storage / "models" / "any").mkdir(parents=True)
+    write(
+        mounted.parent,
+        generation=3,
+        model={"source": "pvc://models/any"},
+        rollout={"engine": "torch", "maxResponseTokens": 4, "environment": {"type": "tools", "tools": [tool]}},
+    )
+    with pytest.raises(JobInvalid, match=r"corpus\.source: there is no file .*/mnt/corpora/a\.jsonl"):
+        mounted_job(mounted, 3, storage)
+
+
 def test_another_job_s_checkpoint_is_taken_once(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "x")
     storage = mounted.parent / "mnt"
@@ -173,3 +187,12 @@ def test_what_the_operator_did_not_write_is_named(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text("- a list")
     with pytest.raises(JobFileError, match="is not the JSON that the operator writes"):
         mounted_job(tmp_path / "job.json", 1, tmp_path)
+
+
+def test_texts_beside_places_stay_as_they_are(mounted: Path) -> None:
+    model = {
+        "random": {"contextLength": 64, "tokenizer": {"characters": "0123456789+?pvc:/a"}},
+        "chatTemplate": "pvc://a/{{ messages[0].content }}",
+    }
+    write(mounted.parent, generation=3, model=model)
+    assert mounted_job(mounted, 3, mounted.parent / "mnt").spec.model.chat_template == model["chatTemplate"]

@@ -686,6 +686,39 @@ def test_programs_and_tools_are_found_without_being_run(
     document = copy_job(rollout={"engine": "torch", "maxResponseTokens": 4, "environment": environment})
     document["spec"]["model"]["chatTemplate"] = "{{ messages }}"
     (job,) = load_jobs(yaml.safe_dump(document))
-    violations = list(check_environment(Readable(job), [tmp_path]))
+    violations = list(check_environment(Readable(job), [tmp_path], tmp_path))
     assert [v.path for v in violations] == ([] if path is None else [f"spec.rollout.environment.{path}"])
+    assert problem is None or problem in violations[0].problem
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "path", "problem"),
+    [
+        ('{"text": "a"}\n{"text": "b"}\n', {}, None, None),
+        (None, {}, "source", "there is no file"),
+        ("", {}, "source", "is empty"),
+        ('{"text": "a"}\n{"text"\n', {}, "source", "line 2: not valid JSON"),
+        ('{"text": "a"}\n{"words": "b"}\n', {}, "source", 'line 2: the row has no column "text"'),
+        ('{"text": "a"}\n{"text": null}\n', {}, "source", 'line 2: the column "text"'),
+        ('{"text": "a"}\n{"text": 3}\n', {}, "source", "holds int and no text"),
+        ('{"text": "a"}\n{"text": "b"}\n', {"title": "name"}, "source", 'line 1: the row has no column "name"'),
+        ('{"text": "a"}\n{"text": "b"}\n', {"passages": 3}, "passages", "a call is to return 3"),
+        ('{"text": "a"}\n{"text": 3}\n{"text": "c"}\n', {}, "source", 'line 2: the column "text"'),
+        (None, {"source": "pvc://claim/a.jsonl"}, None, None),
+        (None, {"source": "s4://bucket/a.jsonl"}, "source", "nothing here reads addresses"),
+    ],
+)
+def test_passages_of_a_search_are_looked_at(
+    tmp_path: Path, text: str | None, changes: dict[str, Any], path: str | None, problem: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / "facts.jsonl").write_text(text)
+    corpus = {"source": "facts.jsonl", "passages": 1, **changes}
+    environment = {"type": "tools", "tools": [{"type": "search", "corpus": corpus}]}
+    document = copy_job(rollout={"engine": "torch", "maxResponseTokens": 4, "environment": environment})
+    document["spec"]["model"]["chatTemplate"] = "{{ messages }}"
+    (job,) = load_jobs(yaml.safe_dump(document))
+    violations = list(check_environment(Readable(job), [tmp_path], tmp_path))
+    at = "spec.rollout.environment.tools[0].corpus"
+    assert [v.path for v in violations] == ([] if path is None else [f"{at}.{path}"])
     assert problem is None or problem in violations[0].problem

@@ -223,10 +223,16 @@ def test_a_source_that_is_not_there_is_refused(tmp_path: Path, source: str, mess
 def test_a_remote_file_comes_through_fsspec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 
-    with fsspec.open("memory://bucket/data.jsonl", "wb") as file:
+    with fsspec.open("memory://rows/data.jsonl", "wb") as file:
         file.write(b'{"q": "a"}\n')
     monkeypatch.chdir(tmp_path)
-    assert open_rows("memory://bucket/data.jsonl")[0] == {"q": "a"}
+    first = open_rows("memory://rows/data.jsonl")
+    assert first[0] == {"q": "a"}
+    # Another file may have the same name.
+    with fsspec.open("memory://rows/other/data.jsonl", "wb") as file:
+        file.write(b'{"q": "b"}\n')
+    assert open_rows("memory://rows/other/data.jsonl")[0] == {"q": "b"}
+    assert open_rows("memory://rows/data.jsonl")[0] == first[0] == {"q": "a"}
 
 
 def test_a_file_in_a_bucket(object_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

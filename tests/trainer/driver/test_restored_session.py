@@ -23,7 +23,7 @@ OWED = {"reward/mean": 0.5}
 STATE = {
     **{"step": 7, "version": 7, "groups": 56, "samples": 112, "tokens": 900, "response_tokens": 400, "seconds": 60.0},
     **{"run": "a run", "model": {}, "feed": {"ordinal": 56}, "training": {}, "open": [], "groups_per_version": 8},
-    **{"unvalidated": OWED, "weights": {"manifest": "5a" * 32, "dtype": "float32"}},
+    **{"corpora": {}, "unvalidated": OWED, "weights": {"manifest": "5a" * 32, "dtype": "float32"}},
 }
 
 
@@ -48,6 +48,7 @@ def session(read: list[str], manifest: str = "5a" * 32, dtype: str = "float32") 
         limits=SimpleNamespace(resumed=lambda correcting: None),
         ledger=SimpleNamespace(roll_back=nothing, fresh=False, account=SimpleNamespace()),
         view=SimpleNamespace(message=None),
+        corpora={},
         shelf=SimpleNamespace(put=lambda *arrays: arrays),
         rollout=SimpleNamespace(goes_on_from=lambda *_, **__: None),
         model={},

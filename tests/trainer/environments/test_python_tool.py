@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from played_sandbox import playing_sandbox
 from published_chats import FAMILIES, chat_of
 from tiny_job import copy_job
 
@@ -17,14 +18,14 @@ from rljob_api.resolution import resolve
 from rljob_trainer.environments import environment_of
 from rljob_trainer.environments.tools import PythonPrograms, Tool, ToolError
 from rljob_trainer.episodes.programs import Programs
-from rljob_trainer.errors import JobFileError
-from rljob_trainer.world.sandbox import Sandbox, SandboxLimits, chosen, mode_available
+from rljob_trainer.errors import JobFileError, WorldFailedError
+from rljob_trainer.world.sandbox import LocalSandbox, SandboxLimits, chosen, mode_available
 
 
 @pytest.fixture
 async def tool() -> AsyncIterator[Tool]:
     mode = next((mode for mode in ("landlock", "namespaces") if mode_available(mode) is None), "none")  # type: ignore[arg-type]
-    async with Sandbox(mode, SandboxLimits(wall_seconds=0.5), workers=1) as sandbox:  # type: ignore[arg-type]
+    async with LocalSandbox(mode, SandboxLimits(wall_seconds=0.5), workers=1) as sandbox:  # type: ignore[arg-type]
         yield Tool("python", PythonPrograms(sandbox).run, None, "a field", own_limit=True)
 
 
@@ -73,12 +74,12 @@ async def test_where_nothing_holds_programs_the_job_is_refused_unless_it_says_so
 async def test_what_a_job_says_of_its_sandbox_is_what_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, SandboxLimits, int]] = []
 
-    class Noted(Sandbox):
-        def __init__(self, mode: Any, limits: SandboxLimits, workers: int) -> None:
+    class Noted(LocalSandbox):
+        def __init__(self, mode: Any, limits: SandboxLimits, workers: int, *others: Any) -> None:
             made.append((mode, limits, workers))
-            super().__init__(mode, limits, workers)
+            super().__init__(mode, limits, workers, *others)
 
-    monkeypatch.setattr(chosen, "Sandbox", Noted)
+    monkeypatch.setattr(chosen, "LocalSandbox", Noted)
     spec = spec_of(
         [{"type": "python"}],
         callSeconds=7,
@@ -89,3 +90,15 @@ async def test_what_a_job_says_of_its_sandbox_is_what_holds(tmp_path: Path, monk
         environment.close()
     limits = SandboxLimits(wall_seconds=7, cpu_seconds=7, memory_bytes=64 << 20, processes=3)
     assert made == [("none", limits, 1)]
+
+
+async def test_a_job_that_names_a_service_has_its_programs_run_there(tmp_path: Path) -> None:
+    async with playing_sandbox() as played, AsyncExitStack() as stack:
+        spec = spec_of([{"type": "python"}], callSeconds=3, sandbox={"url": played.url, "workers": 100})
+        environment = await environment_of(spec, chat_of(FAMILIES[0]), tmp_path / "log", tmp_path, stack, print)
+        environment.close()
+    assert [asked.run_timeout for asked in played.asked] == [3]
+    async with AsyncExitStack() as stack:
+        spec = spec_of([{"type": "python"}], sandbox={"url": played.url, "deadlineSeconds": 1})
+        with pytest.raises(WorldFailedError, match=r"environment\.sandbox cannot be opened: the sandbox at http"):
+            await environment_of(spec, chat_of(FAMILIES[0]), tmp_path / "late", tmp_path, stack, print)

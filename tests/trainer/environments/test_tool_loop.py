@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from published_chats import FAMILIES, chat_of, letters_of
+from written_model import CHAT, END, Hangs, Written
 
 from rljob_trainer.environments.tool_loop import ToolLoop
 from rljob_trainer.environments.tools import Tool, calculator
@@ -20,37 +19,12 @@ from rljob_trainer.episodes.identity import validation_of
 from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.episodes.play import EpisodeLimits
 from rljob_trainer.episodes.programs import Programs
-from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult, SamplingSettings
-from rljob_trainer.episodes.tokens import Tokens
+from rljob_trainer.episodes.requests import SamplingSettings
 from rljob_trainer.errors import WorldFailedError
 from rljob_trainer.world.protocol import WorldError
 
-CHAT = chat_of(FAMILIES[0])
-END = CHAT.encode("<|im_end|>")
 ASKED = ({"role": "user", "content": "How much is 2 * 21?"},)
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "2 * 21"}}</tool_call>'
-
-
-class Written:
-    """A model that says one text after the other, letter by letter, and ends each itself."""
-
-    def __init__(self, *texts: str) -> None:
-        self.texts = texts
-        self.seen: list[str] = []
-
-    async def generate(
-        self, requests: Sequence[GenerationRequest], finished: Finished | None = None
-    ) -> list[GenerationResult]:
-        return [self._answer(request) for request in requests]
-
-    def _answer(self, request: GenerationRequest) -> GenerationResult:
-        self.seen.append(CHAT._tokenizer.decode(list(request.prompt_ids)))
-        said = [*letters_of(CHAT, self.texts[request.id.turn]), *END]
-        ids, finish = np.array(said[: request.sampling.max_tokens], np.int32), "stop"
-        if len(said) > request.sampling.max_tokens:
-            finish = "length"
-        tokens = Tokens.sampled(ids, np.full(len(ids), -1.0, np.float32), np.full(len(ids), 3, np.int32))
-        return GenerationResult(request.id, tokens, finish)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -313,20 +287,6 @@ async def test_after_a_kill_no_tool_is_asked_twice(tmp_path: Path) -> None:
     assert asked == [1]
     assert episode.messages[2]["content"] == "1"
     assert episode.messages[3]["content"] == "one"
-
-
-class Hangs(Written):
-    """Never says a second text."""
-
-    def __init__(self, *texts: str) -> None:
-        super().__init__(*texts)
-        self.asked_again = asyncio.Event()
-
-    async def generate(self, requests: Sequence[GenerationRequest], finished: Any = None) -> list[GenerationResult]:
-        if requests[0].id.turn == 1:
-            self.asked_again.set()
-            await asyncio.Event().wait()
-        return await super().generate(requests, finished)
 
 
 async def test_what_a_tool_says_cannot_end_its_message_and_speak_for_another(log: EpisodeLog) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_trainer.checkpoints.checkpoint import FORMAT
 from rljob_trainer.checkpoints.folder import FolderCheckpoints
 from rljob_trainer.errors import CheckpointError, UnreadableError, exit_code_of
 from rljob_trainer.record.output import OutputFolder
@@ -76,8 +77,8 @@ def test_a_run_none_of_whose_checkpoints_can_be_used_does_not_begin_anew_by_itse
 def test_a_checkpoint_of_another_version_is_not_stepped_over(folder: Path, steps: tuple[int, ...]) -> None:
     for step in steps:
         manifest = folder / f"checkpoints/step-0000000{step}/manifest.json"
-        manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 91'))
-    with pytest.raises(CheckpointError, match="step-00000002 has format 91; this version of rljob reads 2") as caught:
+        manifest.write_text(manifest.read_text().replace(f'"format": {FORMAT}', '"format": 91'))
+    with pytest.raises(CheckpointError, match=f"step-00000002 has format 91; .* reads {FORMAT}") as caught:
         start(folder)
     assert exit_code_of(caught.value) == 66
     assert names(folder) == ["step-00000001", "step-00000002"]

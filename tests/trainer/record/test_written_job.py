@@ -97,3 +97,34 @@ def test_the_model_of_a_critic_is_found_from_anywhere(tmp_path: Path) -> None:
     assert written.spec.algorithm.critic is not None
     assert written.spec.algorithm.critic.model is not None
     assert written.spec.algorithm.critic.model.source == str(base / "scores")
+
+
+def test_a_corpus_is_found_from_anywhere(tmp_path: Path) -> None:
+    base, output = tmp_path / "base", tmp_path / "output"
+    for folder in (base, output):
+        folder.mkdir()
+    (base / "facts.jsonl").touch()
+    tools = [f"{{type: search, name: {name}, corpus: {{source: {name}.jsonl}}}}" for name in ("facts", "absent")]
+    rollout = f"  rollout: {{environment: {{type: tools, tools: [{', '.join(tools)}]}}}}\n"
+    (job,) = load_jobs(JOB.replace("SOURCE", "org/model").rstrip() + "\n" + rollout)
+    write_job(output / "job.yaml", resolve(job), base)
+    (written,) = load_jobs(output / "job.yaml")
+    found = [tool.corpus.source for tool in written.spec.rollout.environment.tools if tool.corpus is not None]
+    assert found == [str(base / "facts.jsonl"), "absent.jsonl"]
+
+
+def test_the_interpreter_of_a_task_is_found_from_anywhere(tmp_path: Path) -> None:
+    base, output = tmp_path / "base", tmp_path / "output"
+    for folder in (base / "venv" / "bin", output):
+        folder.mkdir(parents=True)
+    (base / "venv" / "bin" / "python").touch()
+    task = "train: {task: {type: reasoningGym, name: chain_sum, size: 8, python: venv/bin/python}}"
+    (job,) = load_jobs(
+        JOB.replace("train: {source: data/train-*.jsonl}", task)
+        .replace("SOURCE", "org/model")
+        .replace("{type: gsm8k}", "{type: gsm8k}, {type: reasoningGym, sources: [chain_sum]}")
+    )
+    write_job(output / "job.yaml", resolve(job), base)
+    (written,) = load_jobs(output / "job.yaml")
+    assert written.spec.data.train.task is not None
+    assert written.spec.data.train.task.python == str(base / "venv" / "bin" / "python")

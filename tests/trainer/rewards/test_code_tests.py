@@ -15,7 +15,7 @@ from rljob_trainer.rewards.code_tests import code_tests, program_in, read_tests
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rewards.terms import Response
 from rljob_trainer.world.protocol import WorldError
-from rljob_trainer.world.sandbox import ProgramResult, Sandbox, SandboxLimits
+from rljob_trainer.world.sandbox import LocalSandbox, ProgramResult, SandboxLimits
 
 SUMS = {"inputs": ["1 2\n", "3 4\n", "5 6\n"], "outputs": ["3\n", "7\n", "11\n"]}
 RIGHT = "a, b = map(int, input().split())\nprint(a + b)"
@@ -30,16 +30,18 @@ def mode(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-async def sandbox(mode: Any) -> AsyncIterator[Sandbox]:
-    async with Sandbox(mode, SandboxLimits(wall_seconds=1, cpu_seconds=1, memory_bytes=2**27), workers=2) as opened:
+async def sandbox(mode: Any) -> AsyncIterator[LocalSandbox]:
+    async with LocalSandbox(
+        mode, SandboxLimits(wall_seconds=1, cpu_seconds=1, memory_bytes=2**27), workers=2
+    ) as opened:
         yield opened
 
 
-async def score(sandbox: Sandbox, program: str, tests: Any, **params: Any) -> float:
+async def score(sandbox: LocalSandbox, program: str, tests: Any, **params: Any) -> float:
     return (await code_tests(sandbox, program, tests, **params)).score
 
 
-async def test_programs_that_print(sandbox: Sandbox) -> None:
+async def test_programs_that_print(sandbox: LocalSandbox) -> None:
     assert await score(sandbox, f"So:\n```python\n{RIGHT}\n```\nThat is it.", SUMS) == 1.0
     assert await score(sandbox, SOME, json.dumps(SUMS)) == 0.0
     verdict = await code_tests(sandbox, SOME, SUMS, score="fraction")
@@ -50,7 +52,7 @@ async def test_programs_that_print(sandbox: Sandbox) -> None:
     assert await score(sandbox, "if __name__ == '__main__':\n    print(input())\n    print(input())", lists) == 1.0
 
 
-async def test_functions_that_are_called(sandbox: Sandbox) -> None:
+async def test_functions_that_are_called(sandbox: LocalSandbox) -> None:
     prime = {"fn_name": "add", "inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1, 2]"]}
     assert await score(sandbox, "def add(a, b):\n    print('noise')\n    return a + b", prime) == 1.0
     method = "class Solution:\n    def add(self, a: List[int], b: Optional[int]) -> int:\n        return a + b"
@@ -66,14 +68,14 @@ async def test_functions_that_are_called(sandbox: Sandbox) -> None:
     assert await score(sandbox, "def gcd(a, b): return math.gcd(a, b)", gcd) == 1.0
 
 
-async def test_tests_as_livecodebench_writes_them(sandbox: Sandbox) -> None:
+async def test_tests_as_livecodebench_writes_them(sandbox: LocalSandbox) -> None:
     printed = [{"input": "1 2", "output": "3", "testtype": "stdin"}]
     assert await score(sandbox, RIGHT, json.dumps(printed)) == 1.0
     call = {"input": "[3, 1]", "output": "[1, 3]", "testtype": "functional", "metadata": {"func_name": "order"}}
     assert await score(sandbox, "class Solution:\n    def order(self, a): return sorted(a)", [call]) == 1.0
 
 
-async def test_what_a_program_does_to_itself_is_a_failed_test(sandbox: Sandbox) -> None:
+async def test_what_a_program_does_to_itself_is_a_failed_test(sandbox: LocalSandbox) -> None:
     verdict = await code_tests(sandbox, "while True: pass", SUMS, score="fraction", most_tests=1)
     assert (verdict.score, verdict.details) == (0.0, {"passed": 0.0, "timed_out": 1.0})
     tests = {"inputs": ["x"], "outputs": ["1"]}
@@ -87,7 +89,7 @@ async def test_what_a_program_does_to_itself_is_a_failed_test(sandbox: Sandbox) 
         assert await score(sandbox, program, tests) == 0.0, program
 
 
-async def test_a_program_that_leaves_early_has_returned_nothing(sandbox: Sandbox) -> None:
+async def test_a_program_that_leaves_early_has_returned_nothing(sandbox: LocalSandbox) -> None:
     tests = {"fn_name": "f", "inputs": [[1]], "outputs": [[1]]}
     for program in ("import os; os._exit(0)", "def f(x): print(1); raise SystemExit(0)"):
         assert await score(sandbox, program, tests) == 0.0, program

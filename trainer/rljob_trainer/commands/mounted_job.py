@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api import cluster, load_jobs
+from rljob_api.locations import READ, STATE, locations
 from rljob_api.resolved import ResolvedJob
 from rljob_trainer.checkpoints.finding import holds_checkpoints
 from rljob_trainer.commands.job_file import checked_job
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 _MOUNT_SECONDS = 180.0
 """How long the kubelet may take to bring a changed ConfigMap into the pod (a minute or two by default)."""
-_LOCATIONS = ("model", "data", "checkpoint", "restore")
-"""Sections of the spec that name claims. (``code`` does too: those are mounted by the operator.)"""
 
 
 def mounted_job(file: Path, generation: int, storage: Path, *, patience: float = _MOUNT_SECONDS) -> ResolvedJob:
@@ -45,17 +44,8 @@ def mounted_job(file: Path, generation: int, storage: Path, *, patience: float =
                 "ConfigMap mounted with subPath, so that it is never updated?"
             )
         time.sleep(1.0)
-    for section in _LOCATIONS:
-        if section in document.get("spec", {}):
-            document["spec"][section] = _placed(document["spec"][section], storage)
-    spec = document.get("spec", {})
-    for owner in (spec.get("judge", {}), spec.get("algorithm", {}).get("critic", {})):
-        if "source" in owner.get("model", {}):
-            owner["model"]["source"] = cluster.pod_path(owner["model"]["source"], str(storage))
-    # Patterns and templates of other functions are texts.
-    for function in document.get("spec", {}).get("reward", {}).get("functions", ()):
-        if "rewardModel" in function:
-            function["rewardModel"] = _placed(function["rewardModel"], storage)
+    for place in locations(document.get("spec", {}), (*READ, *STATE)):
+        place.rewrite(cluster.pod_path(place.value, str(storage)))
     job = load_jobs(json.dumps(document, indent=1) + "\n")[0]
     if job.spec.restore is not None and holds_checkpoints(on_cluster(job).kept):
         # It goes on from its own: what it began with may be gone by now.
@@ -99,14 +89,3 @@ def _generation(document: dict[str, Any]) -> int:
     annotations = (document.get("metadata") or {}).get("annotations") or {}
     text = str(annotations.get(cluster.GENERATION_ANNOTATION, "0"))
     return int(text) if text.isdigit() else 0
-
-
-def _placed(value: Any, storage: Path) -> Any:
-    """``value`` with every location in a claim as a path."""
-    if isinstance(value, str):
-        return cluster.pod_path(value, str(storage))
-    if isinstance(value, list):
-        return [_placed(item, storage) for item in value]
-    if isinstance(value, dict):
-        return {name: _placed(item, storage) for name, item in value.items()}
-    return value

@@ -12,6 +12,7 @@ from rljob_trainer.data.sources import FirstRows, TaskRows, open_rows
 from rljob_trainer.data.tasks import TaskSplit, generate
 from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
 from rljob_trainer.episodes.episode import Prompt
+from rljob_trainer.errors import JobFileError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -86,7 +87,7 @@ def source_name(part: TrainPart) -> str:
     if part.name is not None:
         return part.name
     if part.task is not None:
-        return part.task.type
+        return part.task.name or part.task.type
     source = (part.source or "").removeprefix("hf://").partition(":")[0].rstrip("/")
     return Path(source).name.split(".")[0] if source else "train"
 
@@ -96,6 +97,16 @@ def rows_of(part: TrainPart | ValidationSet, split: TaskSplit, field: str, base:
     if part.task is None:
         return open_rows(part.source or "", split=part.split, limit=part.limit, base=base, field=f"{field}.source")
     task = part.task
+    rows: Rows
+    if task.type == "reasoningGym":
+        from rljob_trainer.gym.process import WrongTaskError
+        from rljob_trainer.gym.rows import GymRows
+
+        try:
+            rows = GymRows(task, held_out=split == "validation", base=base)
+        except WrongTaskError as wrong:
+            raise JobFileError(f"{field}.task.{wrong.field}: {wrong}") from None
+        return rows if part.limit is None or part.limit >= len(rows) else FirstRows(rows, part.limit)
     problems = generate(task.type, split=split, digits=task.digits, size=task.size, seed=task.seed)
     rows = TaskRows(task.type, problems)
     return rows if part.limit is None or part.limit >= len(rows) else FirstRows(rows, part.limit)

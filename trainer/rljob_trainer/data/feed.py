@@ -66,6 +66,12 @@ class Rows(Protocol):
         ...
 
 
+def made_by(rows: Rows) -> str | None:
+    """The program, with its version, that makes rows of another kind in another version; None: they are read."""
+    maker: str | None = getattr(rows, "made_by", None)
+    return maker
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A named set of rows and how they become prompts. The name routes rewards and validation."""
@@ -306,10 +312,16 @@ class PromptFeed:
             "shuffle": self._shuffle,
             "sources": [[source.name, len(source.rows)] for source in self._sources],
             "weights": [source.weight for source in self._sources],
+            "makers": self._makers,
             "counted": list(self._counted),
             "witnesses": self._witnesses,
             "date": self._sources[0].encoder.date,
         }
+
+    @property
+    def _makers(self) -> dict[str, str]:
+        """What makes the rows of those sources that are made by a program of its own."""
+        return {source.name: maker for source in self._sources if (maker := made_by(source.rows)) is not None}
 
     @property
     def _witnesses(self) -> dict[str, dict[str, list[int]]]:
@@ -341,6 +353,12 @@ class PromptFeed:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes to a saved position. Raises ``CheckpointError`` when the data or its order is not the same."""
         mine = self.state_dict()
+        if state["makers"] != mine["makers"]:
+            then, now = (", ".join(each["makers"].values()) or "none of these" for each in (state, mine))
+            raise CheckpointError(
+                f"the problems were made by {then} when the checkpoint was written, and now are by {now}, which makes "
+                "others of the same seed; install that version again, or start a new run from the checkpoint's model"
+            )
         for key in ("seed", "shuffle", "sources", "weights"):  # before the rows themselves: fewer of them say more
             if state[key] != mine[key]:
                 raise CheckpointError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import glob
+import hashlib
 import json
 import mmap
 import re
@@ -29,7 +30,7 @@ from rljob_trainer.data.columns import (
     levels,
     too_deep,
 )
-from rljob_trainer.data.feed import Rows
+from rljob_trainer.data.feed import Rows, made_by
 from rljob_trainer.data.order import Int64Array
 from rljob_trainer.data.tasks import Problem
 from rljob_trainer.errors import DataError, UnreachableError
@@ -338,6 +339,10 @@ class FirstRows:
         self._rows, self._limit = rows, limit
         self.columns = rows.columns
 
+    @property
+    def made_by(self) -> str | None:
+        return made_by(self._rows)
+
     def __len__(self) -> int:
         return self._limit
 
@@ -466,6 +471,11 @@ def _one_split(found: Any, name: str, split: str | None, field: str) -> Rows:
     return HuggingFace(found[split], f"{name} ({split})")
 
 
+def _local_name(path: str) -> str:
+    """The name of a copy: files of one name lie in many folders, and the name's ending says what a file is."""
+    return f"{hashlib.sha256(path.encode()).hexdigest()[:16]}-{path.rpartition('/')[2]}"
+
+
 def _fetched(url: str, field: str) -> Path:
     """A local copy of a remote file, through fsspec's cache."""
     import fsspec
@@ -473,7 +483,7 @@ def _fetched(url: str, field: str) -> Path:
     if url.startswith("pvc://"):
         raise DataError(f"{field}: {url} is a volume of the cluster; on this machine give the path of a local copy")
     try:
-        return Path(fsspec.open_local(f"filecache::{url}", filecache={"same_names": True}))
+        return Path(fsspec.open_local(f"filecache::{url}", filecache={"cache_mapper": _local_name}))
     except (FileNotFoundError, PermissionError, ImportError, ValueError) as problem:
         raise DataError(
             f"{field}: {url} cannot be read ({problem}); check the address, or copy the file here"

@@ -31,6 +31,7 @@ from rljob_trainer.episodes.group import Decode, GenerationSettings, GroupRollou
 from rljob_trainer.episodes.identity import ordinals_of
 from rljob_trainer.episodes.requests import SamplingSettings
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.gym.scoring import prepared_gym
 from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.models.building import check_builds
 from rljob_trainer.models.fixed import FixedModel
@@ -143,7 +144,7 @@ async def assemble(
     process has gone back to a checkpoint.
     """
     spec = job.spec
-    environment = await environment_of(spec, inputs.chat, episodes, base, stack, view.message)
+    environment = await environment_of(spec, inputs.chat, episodes, base, stack, view.message, waits)
     stack.push_async_exit(closing(environment.close))
     if spec.rollout.environment.type != "singleTurn" and inputs.chat.is_there and inputs.chat.drops_history:
         view.message(
@@ -164,6 +165,7 @@ async def assemble(
             waits=waits,
             scorers=scorers,
             judge=judge,
+            gym=prepared_gym(spec.data, base),
         )
     )
     rewards.check_sources([*inputs.feed.source_names, *inputs.validation])
@@ -238,6 +240,7 @@ async def assemble(
         engines=engines,
         rollout=rollout,
         rewards=rewards,
+        corpora=environment.corpora(),
         scoring=ScoringPools(reward_model=scorers, judge=judge),
         learner=learner,
         dtype=learner.dtype,

@@ -16,6 +16,7 @@ from rljob_trainer.driver.judges import judge_count, judges_of
 from rljob_trainer.driver.ray_beside import ray_beside
 from rljob_trainer.driver.scorers import scorer_count, scorers_of
 from rljob_trainer.environments import environment_of
+from rljob_trainer.gym.scoring import prepared_gym
 from rljob_trainer.pools.size import engine_count
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.waits import Waits
@@ -57,6 +58,7 @@ async def evaluate(
                     paths=[base],
                     scorers=scorers,
                     judge=judge,
+                    gym=prepared_gym(spec.data, base),
                 )
             )
             engines = await start_pool(job, inputs.model, None, holds=lambda: ())

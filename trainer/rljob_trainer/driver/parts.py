@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,8 @@ class Parts:
     speed: StepSpeed
     waits: Waits
     limits: MismatchWatch
+    corpora: Mapping[str, str] = field(default_factory=dict)
+    """Digests of what the environment's tools look in, by their names."""
     keep: Keep = field(default=keep_all)
     most_dropped: int = 10_000
     """Groups that ``keep`` may drop before a batch is full."""

@@ -353,6 +353,7 @@ class Session:
             open=tuple(OpenGroup(p.ordinal, p.epoch, p.source, p.row, deadline) for p, deadline in self._open()),
             groups_per_version=self._schedule_settings().groups_per_version,
             training=self._parts.step.state_dict(),
+            corpora=self._parts.corpora,
             weights=published(self._parts.engines.pool.published, self._parts.dtype),
         )
 
@@ -404,6 +405,8 @@ class Session:
         changed by other settings than this job's."""
         files = await asyncio.to_thread(checkpoint.files)
         read = Boundary.of(await asyncio.to_thread(driver_state, files), checkpoint.place)
+        if own:
+            read.check_corpora(self._parts.corpora, checkpoint.place)
         self._totals = read.totals
         self._run = read.run if own else self._run
         try:

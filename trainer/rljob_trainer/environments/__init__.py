@@ -6,16 +6,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rljob_trainer.aside import aside
 from rljob_trainer.endpoint.server import serving_endpoint
 from rljob_trainer.environments.agents.command import AgentCommand
 from rljob_trainer.environments.agents.common import Agents, agent_texts
 from rljob_trainer.environments.agents.function import AgentFunction
 from rljob_trainer.environments.agents.program import AgentProgram, cannot_go_on
+from rljob_trainer.environments.named_tools import tool_of
 from rljob_trainer.environments.tool_loop import ToolLoop
-from rljob_trainer.environments.tools import tool_of
 from rljob_trainer.environments.user_program import program_of
 from rljob_trainer.episodes.conversation import ChatFormat
 from rljob_trainer.episodes.environment import Environment
@@ -23,22 +25,32 @@ from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.episodes.play import EpisodeLimits
 from rljob_trainer.episodes.programs import Programs
 from rljob_trainer.episodes.single_turn import SingleTurn
-from rljob_trainer.errors import JobFileError
+from rljob_trainer.errors import JobFileError, WorldFailedError
+from rljob_trainer.world.protocol import WorldError
 from rljob_trainer.world.sandbox.chosen import chosen_sandbox
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedEnvironment, ResolvedSpec
+    from rljob_trainer.waits import Waits
 
 FIELD = "spec.rollout.environment"
 
 
 async def environment_of(
-    spec: ResolvedSpec, chat: ChatFormat, log: Path, base: Path, stack: AsyncExitStack, report: Callable[[str], None]
+    spec: ResolvedSpec,
+    chat: ChatFormat,
+    log: Path,
+    base: Path,
+    stack: AsyncExitStack,
+    report: Callable[[str], None],
+    waits: Waits | None = None,
 ) -> Environment:
     """What plays the job's episodes; the caller closes it. ``log``: the folder for the record of those of many turns;
-    ``base``: where the user's modules lie. A sandbox is closed with ``stack``; ``report`` is told what it doesn't hold.
+    ``base``: where the user's modules lie. A sandbox is closed with ``stack``; ``report`` is told what it doesn't hold,
+    and ``waits`` what an episode waits for outside the run.
 
-    Raises ``JobFileError`` for a program, a tool or an isolation that cannot be had, ``OSError`` for the log.
+    Raises ``JobFileError`` for a program, a tool or an isolation that cannot be had, ``DataError`` for a corpus,
+    ``WorldFailedError`` for a sandbox that does not open, ``OSError`` for the log.
     """
     given = spec.rollout.environment
     if given.type == "singleTurn":
@@ -80,12 +92,23 @@ async def environment_of(
         )
     sandbox = None
     if any(tool.type == "python" for tool in given.tools):
-        sandbox = await stack.enter_async_context(
-            await chosen_sandbox(given.sandbox, f"{FIELD}.sandbox", float(given.call_seconds))
-        )
+        wanted = await chosen_sandbox(given.sandbox, f"{FIELD}.sandbox", float(given.call_seconds), waits=waits)
+        try:
+            sandbox = await stack.enter_async_context(wanted)
+        except WorldError as error:
+            raise WorldFailedError(f"{FIELD}.sandbox cannot be opened: {error}") from error
         for what in sandbox.not_contained:
             report(f"the sandbox does not hold everything here: {what} (docs/sandbox.md)")
-    tools = [tool_of(tool, f"{FIELD}.tools[{index}]", base, sandbox) for index, tool in enumerate(given.tools)]
+    running = asyncio.get_running_loop()
+
+    def says(text: str) -> None:
+        running.call_soon_threadsafe(lambda: report(text))
+
+    tools = [
+        # In a thread: a large corpus takes minutes to be indexed.
+        await aside(partial(tool_of, tool, f"{FIELD}.tools[{index}]", base, sandbox, says))
+        for index, tool in enumerate(given.tools)
+    ]
     loop = ToolLoop(
         tools,
         given.call_format,
@@ -100,8 +123,13 @@ async def environment_of(
         await asyncio.to_thread(EpisodeLog, log),
         chat,
         limits,
-        uses=[*(tool.function for tool in tools), *told],
+        uses=[
+            *(tool.function for tool in tools),
+            *(dict(tool.settings) for tool in tools if tool.settings),
+            *told,
+        ],
         counts=loop.take_counts,
+        corpora={tool.name: tool.corpus for tool in tools if tool.corpus is not None},
     )
 
 

@@ -11,18 +11,13 @@ import operator
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ConfigDict, PydanticUserError, ValidationError, create_model
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.texts import writable
-from rljob_trainer.user_code import imported
 from rljob_trainer.world.sandbox import Sandbox
-
-if TYPE_CHECKING:
-    from rljob_api.spec.environment import ToolSpec
 
 _TRACEBACK_LINES = 4
 _LARGEST_POWER = 10_000
@@ -45,11 +40,16 @@ class Tool:
         *,
         own_limit: bool = False,
         concurrency: int | None = None,
+        corpus: str | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         """``field`` is where the job names it. ``own_limit``: it ends by itself what takes too long, not counting how
-        long it waits for its turn. ``concurrency``: calls at once; None: as many as come. Raises ``JobFileError`` for a
-        function whose parameters no schema can name."""
+        long it waits for its turn. ``concurrency``: calls at once; None: as many as come. ``corpus``: a digest of what
+        it looks in. ``settings``: what its answers depend on besides its text, in plain data. Raises ``JobFileError``
+        for a function whose parameters no schema can name."""
         self.name = name
+        self.corpus = corpus
+        self.settings = settings or {}
         self.own_limit = own_limit
         self.turn: AbstractAsyncContextManager[object] = (
             nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
@@ -82,7 +82,7 @@ class Tool:
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """As chat templates take it (the format of OpenAI's functions)."""
+        """The tool as chat templates take it: in the format of OpenAI's functions."""
         parameters = _without_titles(self._arguments.model_json_schema())
         parameters.pop("additionalProperties", None)
         function = {"name": self.name, "description": self._description, "parameters": parameters}
@@ -109,20 +109,6 @@ class Tool:
             raise RuntimeError(f"{self.name} raised StopIteration") from error
 
 
-def tool_of(given: ToolSpec, field: str, base: Path, sandbox: Sandbox | None) -> Tool:
-    """The tool that a job names. ``base``: where the user's modules lie. Raises ``JobFileError``."""
-    if given.type == "calculator":
-        return Tool(given.label, calculator, given.description, field)
-    if given.type == "python":
-        assert sandbox is not None
-        return Tool(given.label, PythonPrograms(sandbox).run, given.description, field, own_limit=True)
-    assert given.function is not None
-    function = imported(given.function, f"{field}.function", [base])
-    if not callable(function):
-        raise JobFileError(f"{field}.function: {given.function} is not a function")
-    return Tool(given.label, function, given.description, f"{field}.function", concurrency=given.concurrency)
-
-
 class PythonPrograms:
     """The tool that runs what a model writes: a fresh program for each call."""
 
@@ -130,7 +116,7 @@ class PythonPrograms:
         self._sandbox = sandbox
 
     async def run(self, code: str) -> str:
-        """Runs a Python program and returns what it prints. Only the standard library is there, and no network."""
+        """Runs a Python program and returns what it prints."""
         try:
             result = await self._sandbox.run(code)
         except ValueError as error:  # it is too large

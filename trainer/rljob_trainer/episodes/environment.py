@@ -110,6 +110,10 @@ class Environment(Protocol):
         """No process will play prompts before ``next_ordinal`` again, but for ``open_prompts``."""
         ...
 
+    def corpora(self) -> Mapping[str, str]:
+        """Digests of what tools look in, by their names: a run goes on with the same."""
+        ...
+
     def take_counts(self) -> dict[str, float]:
         """Metrics of what has happened since the last call."""
         ...

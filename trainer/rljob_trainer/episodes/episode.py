@@ -118,9 +118,9 @@ class Leaf:
 
 
 def observed_experts(observed: Sequence[int] | Tokens, answer: Tokens) -> ByteArray:
-    """Of the tokens ``observed`` before an answer, ``[tokens, layers, k]`` as ``Tokens`` has them; ``[0]`` where
-    nothing is known. All before the answer was its prompt: the last rows that its engine has told of that are theirs.
-    """
+    """The experts of the tokens ``observed`` before an answer, ``[tokens, layers, k]`` as ``Tokens`` has them; ``[0]``
+    where nothing is known. All before the answer was its prompt: the last rows that its engine has told of that are
+    theirs."""
     seen = answer.prompt_experts
     if seen is None or not len(observed) or len(seen) < len(observed):
         return np.empty(0, np.uint8)
@@ -194,7 +194,7 @@ class Episode:
 
     @property
     def said_ids(self) -> list[int]:
-        """Those among them that the model made, turn after turn: what it was given in between is left out."""
+        """The ids of the tokens that the model made, turn after turn: what it was given in between is left out."""
         return [
             token
             for leaf in self.leaves

@@ -33,7 +33,7 @@ from rljob_trainer.episodes.record import (
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 from rljob_trainer.episodes.tokens import NOTHING, Tokens
 from rljob_trainer.errors import ProgramError, WorldFailedError
-from rljob_trainer.world.protocol import Json, WorldError, failure_of_the_world
+from rljob_trainer.world.protocol import Json, WorldError, WorldGoneError, failure_of_the_world
 
 _PAUSE_SECONDS = 1.0
 """Before a call that met a failure of the world is made again; twice as long each time."""
@@ -387,9 +387,9 @@ class Play:
                 error = failure_of_the_world(raised)
                 if error is None:
                     raise
-                if attempt + 1 == self._tries:
+                if attempt + 1 == self._tries or isinstance(error, WorldGoneError):
                     self.fault = WorldFailedError(
-                        f"{self.task.id}: {kind} ({place}) failed {self._tries} times, the last time with: {error}. "
+                        f"{self.task.id}: {kind} ({place}) failed {attempt + 1} times, the last time with: {error}. "
                         "The episode has no reward; start again when what it calls is there"
                     )
                     raise self.fault from error

@@ -20,7 +20,7 @@ import json
 import logging
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -68,12 +68,13 @@ class Programs:
         uses: Sequence[object] = (),
         counts: Callable[[], dict[str, float]] = dict,
         cannot_go_on: Callable[[EpisodeRecord], str | None] = _from_any,
+        corpora: Mapping[str, str] | None = None,
     ) -> None:
         """``log`` keeps the calls of episodes that are trained on. ``tries``: how often a call is made that meets a
         failure of the world, and an episode begins that is lost, before the run ends. ``written``: what the user wrote,
         where ``program`` only calls it. ``uses``: functions and plain data that its episodes depend on besides
         (``named``). ``counts``: metrics of the program's own since the last call. ``cannot_go_on``: why an episode has
-        to begin anew that has this record; None: it goes on from it."""
+        to begin anew that has this record; None: it goes on from it. ``corpora``: as ``Environment`` has them."""
         self._program = program
         self._log = log
         self._chat = chat
@@ -87,6 +88,7 @@ class Programs:
         """Episodes that went on from a record, and those of them that began anew."""
         self._counts = counts
         self._cannot_go_on = cannot_go_on
+        self._corpora = dict(corpora or {})
         self._plays: dict[EpisodeId, Play] = {}
         """Those that run."""
         self._ended: dict[int, int] = {}
@@ -147,6 +149,9 @@ class Programs:
     def settled(self, open_prompts: Collection[int], next_ordinal: int) -> None:
         for id in [id for id in self._log.records if id.ordinal < next_ordinal and id.ordinal not in open_prompts]:
             self._log.over(id)
+
+    def corpora(self) -> dict[str, str]:
+        return self._corpora
 
     def take_counts(self) -> dict[str, float]:
         (branches, diverged), own = self._told, self._counts()

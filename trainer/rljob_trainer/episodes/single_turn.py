@@ -47,6 +47,9 @@ class SingleTurn:
     def settled(self, open_prompts: Collection[int], next_ordinal: int) -> None:
         """There is no record to close."""
 
+    def corpora(self) -> dict[str, str]:
+        return {}
+
     def take_counts(self) -> dict[str, float]:
         return {}
 

@@ -39,7 +39,7 @@ def preflight(found: Readable, *, base: Path | None = None, code: Sequence[Path]
         *check_reward_models(found, base),
         *check_judge(found, base),
         *check_critic(found, base),
-        *check_environment(found, [*code, Path.cwd()]),
+        *check_environment(found, [*code, Path.cwd()], base),
         *check_backend(found, [*code, Path.cwd()]),
         *_checkpoint(job, base),
         *_restore(job, base),

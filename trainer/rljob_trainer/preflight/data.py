@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from rljob_api import Readable, Violation
 from rljob_api.problems import did_you_mean
 from rljob_api.rules.data import NEEDS_ANSWER
 from rljob_api.spec.data import TrainPart, ValidationSet
-from rljob_trainer.errors import DataError, JobFileError
+from rljob_trainer.errors import DataError, JobFileError, UnreachableError
 from rljob_trainer.preflight.model import KnownTokenizer
 from rljob_trainer.preflight.places import HUB, as_violation, unknown_scheme
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rljob_trainer.data.feed import Rows
 
 _ANSWERS = 4096
+_GYM_PROBLEMS = 4
+"""Of a task of reasoning-gym: some take seconds to make."""
 _PROMPTS = 256
 """So many first rows are looked at as prompts, and the last."""
 
@@ -73,20 +75,26 @@ def _source(
     data = found.job.spec.data
     rows: Rows | None = None
     problems: Rows | None = None
+    present: tuple[str, ...]
     field = f"{path}.task.size" if part.task else f"{path}.source"
     try:
-        if part.task is not None:
+        if part.task is not None and part.task.type == "reasoningGym":
+            problems = yield from _problems_of_gym(found, path, part, base)
+            if problems is None:
+                return
+            present, row = problems.columns, problems[0]
+        elif part.task is not None:
             from rljob_trainer.data.sources import TaskRows
             from rljob_trainer.data.tasks import generate
 
             task, split = part.task, "train" if isinstance(part, TrainPart) else "validation"
             drawn = generate(task.type, split=split, digits=task.digits, size=task.size or 1, seed=task.seed)  # type: ignore[arg-type]
             problems = TaskRows(task.type, drawn)
-            present: tuple[str, ...] = ("question", "answer")
+            present = ("question", "answer")
             row = dict.fromkeys(present, "")
         else:
             yield from unknown_scheme(field, part.source, HUB)
-            if part.source is None or not _readable_here(part.source, base):
+            if part.source is None or not readable_here(part.source, base):
                 return
             from rljob_trainer.data.sources import open_rows
 
@@ -146,6 +154,32 @@ def _source(
     asked = rows if problems is None else problems
     if whole and asked is not None and found.says(asked_by, "spec.data.chat", f"{path}.limit"):
         yield from _prompts(found, f"{path}.task" if part.task else field, asked, tokenizer, prompt, asked_by)
+
+
+def _problems_of_gym(
+    found: Readable, path: str, part: TrainPart | ValidationSet, base: Path
+) -> Generator[Violation, None, Rows | None]:
+    """The first problems of a task of reasoning-gym, and what the package says of the task. Nothing where the job names
+    an interpreter that this machine does not have: it may be one of the image's."""
+    from rljob_trainer.data.sources import FirstRows
+    from rljob_trainer.gym.process import WrongTaskError, interpreter
+    from rljob_trainer.gym.rows import GymRows
+
+    task = part.task
+    assert task is not None
+    python = interpreter(task, base)
+    unfit = task.name is None or task.size is None  # a rule has said it
+    if unfit or (python is not None and not Path(python).exists()) or not found.says(f"{path}.task.python"):
+        return None
+    try:
+        rows = FirstRows(GymRows(task, held_out=isinstance(part, ValidationSet), base=base), _GYM_PROBLEMS)
+        rows[0]
+        return rows
+    except WrongTaskError as wrong:
+        yield Violation(f"{path}.task.{wrong.field}", wrong.problem, wrong.remedy)
+    except (DataError, JobFileError, UnreachableError) as error:
+        yield as_violation(error, f"{path}.task.python" if isinstance(error, JobFileError) else f"{path}.task")
+    return None
 
 
 def _named(found: Readable, path: str, part: TrainPart | ValidationSet) -> tuple[str, str, str, str | None]:
@@ -242,7 +276,7 @@ def _prompts(
             return
 
 
-def _readable_here(source: str, base: Path) -> bool:
+def readable_here(source: str, base: Path) -> bool:
     """Whether a source is, or claims to be, a file of this machine (and not a data set of the hub)."""
     source = source.removeprefix("file://")
     if "://" in source:

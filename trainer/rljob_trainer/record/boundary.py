@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rljob_trainer.errors import CheckpointError
@@ -53,6 +53,8 @@ class Boundary:
     """What the schedule of the open groups counts in."""
     training: Mapping[str, Any]
     """The state of ``TrainingStep``."""
+    corpora: Mapping[str, str] = field(default_factory=dict)
+    """Digests of what the environment's tools look in, by their names."""
     weights: Published | None = None
     """As they were published at this boundary; None: nothing was."""
     unvalidated: dict[str, float] | None = None
@@ -74,9 +76,20 @@ class Boundary:
             "open": [[group.ordinal, group.epoch, group.source, group.row, group.deadline] for group in self.open],
             "groups_per_version": self.groups_per_version,
             "training": dict(self.training),
+            "corpora": dict(self.corpora),
             "weights": None if self.weights is None else asdict(self.weights),
             "unvalidated": self.unvalidated,
         }
+
+    def check_corpora(self, now: Mapping[str, str], place: str) -> None:
+        """Raises ``CheckpointError`` when a tool looks in other passages than before; ``place``: the checkpoint's."""
+        for name, digest in self.corpora.items():
+            if now.get(name, digest) != digest:
+                raise CheckpointError(
+                    f"the tool {name} looks in other passages than when checkpoint {place} was written "
+                    f"(their digest was {digest} and is {now[name]}). Put the corpus back, give the tool another name, "
+                    "or start a new run from the checkpoint's model"
+                )
 
     @classmethod
     def of(cls, state: Mapping[str, Any], place: str) -> Boundary:
@@ -90,6 +103,7 @@ class Boundary:
                 open=tuple(_open_group(*group) for group in state["open"]),
                 groups_per_version=int(state["groups_per_version"]),
                 training=state["training"],
+                corpora={str(name): str(digest) for name, digest in state["corpora"].items()},
                 weights=None if state["weights"] is None else Published(**state["weights"]),
                 unvalidated=state["unvalidated"],
             )

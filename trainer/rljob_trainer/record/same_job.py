@@ -9,9 +9,10 @@ from typing import Any
 
 from rljob_api import JobInvalid, load_jobs, resolve
 from rljob_api.crd.changes import immutable
+from rljob_api.locations import READ, locations
 from rljob_api.resolved import ResolvedJob
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.record.written_job import document_anywhere, sources_of
+from rljob_trainer.record.written_job import document_anywhere
 
 
 def check_unchanged(written: Path, job: ResolvedJob, base: Path, report: Callable[[str], None]) -> None:
@@ -43,9 +44,9 @@ def check_unchanged(written: Path, job: ResolvedJob, base: Path, report: Callabl
 
 def _comparable(job: ResolvedJob, base: Path) -> dict[str, Any]:
     document = document_anywhere(job, base)
-    for holder, name in sources_of(document["spec"]):
-        if isinstance(source := holder.get(name), str) and os.path.isabs(source):
-            holder[name] = os.path.basename(source)
+    for place in locations(document["spec"], READ):
+        if os.path.isabs(place.value):
+            place.rewrite(os.path.basename(place.value))
     spec: dict[str, Any] = document["spec"]
     return spec
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rljob_trainer.errors import RewardWorkerError
 from rljob_trainer.rewards.rules import RewardVerdict, rule
-from rljob_trainer.world.protocol import WorldError
+from rljob_trainer.world.protocol import WorldError, WorldGoneError
 from rljob_trainer.world.sandbox import ProgramResult, Sandbox
 
 OUTPUT_BYTES = 4 * 2**20
@@ -121,6 +121,8 @@ async def _run(sandbox: Sandbox, source: str, stdin: str, solution: str) -> Prog
     for attempt in range(_TRIES):
         try:
             return await sandbox.run(source, stdin, {"solution.py": solution})
+        except WorldGoneError as error:
+            raise RewardWorkerError(f"{error}. Try again: the run goes on from its last checkpoint") from error
         except WorldError as error:
             failed = error
         if attempt + 1 < _TRIES:

@@ -29,6 +29,7 @@ from rljob_trainer.errors import CHANGED_JOB, JobFileError, RewardError, RewardW
 from rljob_trainer.rewards.code_tests import DEFAULT_SECONDS, OUTPUT_BYTES
 from rljob_trainer.rewards.judge import Judge
 from rljob_trainer.rewards.process import WorkerProcess
+from rljob_trainer.rewards.reasoning_gym import DEFAULT_SECONDS as GYM_SECONDS
 from rljob_trainer.rewards.reward_model import RewardModel
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.sharing import SharedWork
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from rljob_api.spec.reward import Reward, RewardFunction
     from rljob_trainer.rewards.judge.transport import OwnJudge
     from rljob_trainer.rewards.reward_model.scorers import Scorers
-    from rljob_trainer.world.sandbox import Sandbox
+    from rljob_trainer.world.sandbox import Prepared, Sandbox
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +116,13 @@ class RewardPool:
         waits: Waits | None = None,
         scorers: Scorers | None = None,
         judge: OwnJudge | None = None,
+        gym: Prepared | None = None,
     ) -> None:
         """``longest_response`` is rollout.maxResponseTokens; ``paths`` are folders with the user's modules, ``records``
         is the run's output folder, which keeps what judges were asked and said, and which reward model it is (None:
         forgotten). ``scorers``: the pool that computes reward models (None: processes beside the driver do).
-        ``judge``: the engines of judges that have no endpoint (None: the job has no such judge).
+        ``judge``: the engines of judges that have no endpoint (None: the job has no such judge). ``gym``: what the
+        sandbox of reasoningGym imports (None: the job has no such data).
 
         Raises ``JobFileError`` for parameters that a built-in function does not take.
         """
@@ -136,6 +139,7 @@ class RewardPool:
         self._records = records
         self._waits = waits
         self._scorers, self._judge = scorers, judge
+        self._gym = gym
         self._open = AsyncExitStack()
         asked = {spec.name for spec in self._specs if spec.type in _MODELS}
         here = {term.spec.name for term in self._inline} | set(self._sandboxed) | asked
@@ -183,8 +187,16 @@ class RewardPool:
                 raise problem
         try:
             for name, term in self._sandboxed.items():
-                seconds = float(term.params.get("seconds", DEFAULT_SECONDS))
-                sandbox = await chosen_sandbox(self._reward.sandbox, "spec.reward.sandbox", seconds, OUTPUT_BYTES)
+                of_gym = term.spec.type == "reasoningGym"
+                seconds = float(term.params.get("seconds", GYM_SECONDS if of_gym else DEFAULT_SECONDS))
+                sandbox = await chosen_sandbox(
+                    self._reward.sandbox,
+                    "spec.reward.sandbox",
+                    seconds,
+                    OUTPUT_BYTES,
+                    self._gym if of_gym else None,
+                    self._waits,
+                )
                 self._sandboxes[name] = await self._open.enter_async_context(sandbox)
                 for what in sandbox.not_contained:
                     log.warning("The sandbox of %s does not hold everything here: %s (docs/sandbox.md)", name, what)
@@ -195,7 +207,7 @@ class RewardPool:
                     await model.open()
         except WorldError as error:
             await self.close()
-            raise RewardWorkerError(f"the sandbox of codeTests cannot be opened: {error}") from error
+            raise RewardWorkerError(f"a reward's sandbox cannot be opened: {error}") from error
         except BaseException:
             await self.close()
             raise
@@ -235,7 +247,7 @@ class RewardPool:
     @property
     def seconds(self) -> float | None:
         """What a sample may take; None: some functions have limits of their own."""
-        own = any(spec.type in ("codeTests", *_MODELS) for spec in self._specs)
+        own = any(spec.type in ("codeTests", "reasoningGym", *_MODELS) for spec in self._specs)
         return None if own else float(self._reward.timeout_seconds)
 
     def take_counts(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rljob_trainer.episodes.episode import is_cut
 
-BUILT_IN = ("rules", "gsm8k", "maths", "choices", "json_schema", "code_tests")
+BUILT_IN = ("rules", "gsm8k", "maths", "choices", "json_schema", "code_tests", "reasoning_gym")
 """The modules of this package that register functions."""
 
 
@@ -58,6 +58,8 @@ class RewardRule:
     thousands are looked at before a run."""
     sandboxed: bool = False
     """An async function that is given a sandbox, the response and the cell with the reference answer (``pool.py``)."""
+    judged_by: str | None = None
+    """The column that a sandboxed function is given in place of the reference answer."""
 
 
 RULES: dict[str, RewardRule] = {}
@@ -73,11 +75,12 @@ def rule(
     prepare: Callable[[], object] | None = None,
     check_answer: Callable[[Any, Mapping[str, Any]], object] | None = None,
     sandboxed: bool = False,
+    judged_by: str | None = None,
 ) -> Callable[[Scoring], Scoring]:
     """Registers a function under the name that ``spec.reward.functions[].type`` uses."""
 
     def register(function: Scoring) -> Scoring:
-        RULES[name] = RewardRule(function, inline, hang_score, prepare, check_answer, sandboxed)
+        RULES[name] = RewardRule(function, inline, hang_score, prepare, check_answer, sandboxed, judged_by)
         return function
 
     return register

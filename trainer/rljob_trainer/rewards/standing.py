@@ -57,7 +57,7 @@ class ScoringPool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScoringPools:
-    """Those of a job; None: it has none of the kind."""
+    """The pools of a job that score; None: it has none of the kind."""
 
     reward_model: ScoringPool | None = None
     judge: ScoringPool | None = None

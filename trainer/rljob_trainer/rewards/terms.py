@@ -126,6 +126,7 @@ class Term:
             raise JobFileError(f"{spec.place}.type: there is no reward function {spec.type!r}")
         self.inline = rule is not None and rule.inline
         self.sandboxed = rule is not None and rule.sandboxed
+        self._judged_by = rule.judged_by if rule else None
         self.hang_score = rule.hang_score if rule else None
         self._prepare = rule.prepare if rule else None
         self._function: Callable[..., Any] = rule.function if rule else _imported(spec)
@@ -153,10 +154,8 @@ class Term:
 
     async def score_in(self, sandbox: Sandbox, response: Response) -> RewardVerdict | RewardFailure | None:
         """Scores by a function that runs programs. Raises ``RewardWorkerError`` when the sandbox fails."""
-        reference = response.answer if response.reference is None else response.reference
         try:
-            if reference is None:
-                required_answer(None)
+            reference = self._reference(response)
             returned = await self._function(sandbox, response.response, reference, **self._params)
         except RewardWorkerError as failed:
             raise RewardWorkerError(
@@ -165,6 +164,14 @@ class Term:
         except Exception as problem:  # noqa: BLE001  a row's tests may be anything
             return RewardFailure(self.spec.name, described_error(problem))
         return self._judged(returned, response)
+
+    def _reference(self, response: Response) -> Any:
+        """The cell that a sandboxed function judges by. Raises ``ValueError`` where the row has none."""
+        if self._judged_by is None:
+            return required_answer(response.answer) if response.reference is None else response.reference
+        if self._judged_by not in response.columns:
+            raise ValueError(f"the row has no column {self._judged_by!r}: its data source is none of this function's")
+        return response.columns[self._judged_by]
 
     @property
     def params(self) -> Mapping[str, Any]:

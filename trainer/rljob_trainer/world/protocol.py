@@ -14,6 +14,10 @@ class WorldError(Exception):
     it has failed, and has no reward."""
 
 
+class WorldGoneError(WorldError):
+    """What failed was asked again until its own deadline: who meets this need not ask once more."""
+
+
 def failure_of_the_world(error: BaseException) -> WorldError | None:
     """The ``WorldError`` that this is, or that is among those of a group (of tasks, say); None: there is none."""
     if isinstance(error, BaseExceptionGroup):

@@ -19,7 +19,7 @@ import pytest
 from sandbox_places import MODES, all_gone, below, folder_for_all, skip_unless_available
 
 from rljob_trainer.world.protocol import WorldError
-from rljob_trainer.world.sandbox import Mode, Sandbox, SandboxLimits
+from rljob_trainer.world.sandbox import LocalSandbox, Mode, SandboxLimits
 from rljob_trainer.world.sandbox.keeper import landlock
 from rljob_trainer.world.sandbox.launch import PREFIX, abandoned
 
@@ -108,7 +108,7 @@ def by_python() -> dict[str, tuple[str, int, list[str]]]:
 
 
 async def test_a_program_is_as_one_that_python_runs(mode: Mode) -> None:
-    async with Sandbox(mode, LIMITS) as sandbox:
+    async with LocalSandbox(mode, LIMITS) as sandbox:
         results = await asyncio.gather(*(sandbox.run(source, "one\ntwo", FILES) for source in PROGRAMS.values()))
     for name, result in zip(PROGRAMS, results, strict=True):
         stdout, exit_code, stderr = by_python()[name]
@@ -131,7 +131,7 @@ async def test_the_end_of_a_program_is_named(mode: Mode) -> None:
         "import time\nfor i in range(9): open(str(i), 'wb').write(bytes(2**20))\ntime.sleep(1000)": "too many files",
         "import sys\nsys.exit(1)": "exited",
     }
-    async with Sandbox(mode, LIMITS) as sandbox:
+    async with LocalSandbox(mode, LIMITS) as sandbox:
         for source, outcome in ends.items():
             result = await sandbox.run(source)
             if outcome == "too many files" and mode == "namespaces":
@@ -144,25 +144,25 @@ async def test_the_end_of_a_program_is_named(mode: Mode) -> None:
         assert flood.stdout == "é" * 2500, "5,000 bytes of it"
         just = await sandbox.run("print('x' * 4999)")
         assert (just.outcome, len(just.stdout), just.truncated) == ("exited", 5000, False)
-    async with Sandbox(mode, SandboxLimits(wall_seconds=0.4, cpu_seconds=1), workers=1) as sandbox:
+    async with LocalSandbox(mode, SandboxLimits(wall_seconds=0.4, cpu_seconds=1), workers=1) as sandbox:
         assert (await sandbox.run("import time\nprint(1, flush=True)\ntime.sleep(100)")).outcome == "timed out"
         late = await sandbox.run("print(2)")
         assert (late.outcome, late.stdout) == ("exited", "2\n")
     forks = "import os, time\nfor _ in range(99):\n    if os.fork() == 0: time.sleep(1000)\ntime.sleep(1000)"
-    async with Sandbox(mode, LIMITS, workers=1) as sandbox:
+    async with LocalSandbox(mode, LIMITS, workers=1) as sandbox:
         bomb = await sandbox.run(forks)
         assert bomb.outcome == "too many processes" or "BlockingIOError" in bomb.stderr, bomb
 
 
 async def test_time_of_the_processor_is_limited_by_itself() -> None:
     ignoring = "import signal\nsignal.signal(signal.SIGXCPU, lambda *_: print('on', flush=True))\nwhile True: pass"
-    async with Sandbox("none", SandboxLimits(wall_seconds=60, cpu_seconds=0.5), workers=1) as sandbox:
+    async with LocalSandbox("none", SandboxLimits(wall_seconds=60, cpu_seconds=0.5), workers=1) as sandbox:
         result = await sandbox.run(ignoring)
     assert (result.outcome, result.seconds < 50, result.stdout) == ("timed out", True, "on\n"), result
 
 
 async def test_a_cancelled_program_ends_with_all_that_it_started_and_the_worker_goes_on(mode: Mode) -> None:
-    async with Sandbox(mode, LIMITS, workers=1) as sandbox:
+    async with LocalSandbox(mode, LIMITS, workers=1) as sandbox:
         idle = below(os.getpid())
         running = asyncio.create_task(sandbox.run(DAEMON))
         await _have_been_started(len(idle) + 2)
@@ -185,7 +185,7 @@ async def test_a_cancelled_program_ends_with_all_that_it_started_and_the_worker_
 
 async def test_nothing_is_left_when_it_closes(mode: Mode, folder: Path) -> None:
     before = below(os.getpid())
-    async with Sandbox(mode, LIMITS) as sandbox:
+    async with LocalSandbox(mode, LIMITS) as sandbox:
         running = asyncio.create_task(sandbox.run(DAEMON))
         await sandbox.run("open('left', 'w').write('left')")
         await _have_been_started(len(before) + 4)
@@ -201,7 +201,7 @@ async def test_nothing_is_left_when_it_closes(mode: Mode, folder: Path) -> None:
 
 async def test_a_worker_that_dies_is_no_result_and_the_next_call_gets_another(mode: Mode) -> None:
     others = below(os.getpid())  # that earlier tests of this process have started
-    async with Sandbox(mode, LIMITS, workers=1) as sandbox:
+    async with LocalSandbox(mode, LIMITS, workers=1) as sandbox:
         for moment in ("idle", "running"):
             running = asyncio.create_task(sandbox.run(DAEMON))
             before = below(os.getpid())
@@ -227,11 +227,11 @@ async def test_a_worker_that_dies_is_no_result_and_the_next_call_gets_another(mo
 def test_all_ends_with_a_driver_that_is_killed(mode: Mode, folder: Path, started: bool) -> None:
     script = textwrap.dedent(f"""
         import asyncio, sys, tempfile
-        from rljob_trainer.world.sandbox import Sandbox
+        from rljob_trainer.world.sandbox import LocalSandbox
 
         async def main():
             tempfile.tempdir = {str(folder)!r}
-            async with Sandbox({mode!r}, workers=2) as sandbox:
+            async with LocalSandbox({mode!r}, workers=2) as sandbox:
                 print("open", flush=True)
                 sys.stdin.readline()
                 await sandbox.run({DAEMON!r})
@@ -265,18 +265,18 @@ async def test_the_next_sandbox_deletes_what_a_killed_one_left_and_no_other(fold
     half_deleted.mkdir()
     os.utime(half_deleted, (0, 0))
     beginning.mkdir()
-    async with Sandbox("none", workers=1):
+    async with LocalSandbox("none", workers=1):
         assert not left.exists()
         assert not half_deleted.exists()
         beginning.rmdir()
         (own,) = folder.iterdir()
-        async with Sandbox("none", workers=1):
+        async with LocalSandbox("none", workers=1):
             assert own.exists()
 
 
 async def test_programs_get_no_variable_but_what_python_needs(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "secret")
-    async with Sandbox(mode, LIMITS, workers=1) as sandbox:
+    async with LocalSandbox(mode, LIMITS, workers=1) as sandbox:
         names = (await sandbox.run("import os; print(*sorted(os.environ))")).stdout.split()
     allowed = {"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PWD", "PYTHONHASHSEED", "TMPDIR"}
     assert set(names) <= allowed
@@ -303,20 +303,20 @@ async def test_hashes_are_the_same_in_every_worker(mode: Mode) -> None:
     source = "import os; print(os.getppid(), hash('a'), list({'a', 'b', 'c', 'd'}))"
     found = []
     for _ in range(2):
-        async with Sandbox(mode, LIMITS, workers=1) as sandbox:
+        async with LocalSandbox(mode, LIMITS, workers=1) as sandbox:
             found.append((await sandbox.run(source)).stdout.split(maxsplit=1)[1])
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", "", "a\0b"])
 async def test_files_stay_in_the_folder(name: str) -> None:
-    async with Sandbox("none", workers=1) as sandbox:
+    async with LocalSandbox("none", workers=1) as sandbox:
         with pytest.raises(ValueError, match="no path below"):
             await sandbox.run("", files={name: ""})
 
 
 async def test_what_is_too_much_for_the_sandbox_is_said_before_it_is_sent() -> None:
-    async with Sandbox("none", SandboxLimits(file_bytes=2**20), workers=1) as sandbox:
+    async with LocalSandbox("none", SandboxLimits(file_bytes=2**20), workers=1) as sandbox:
         with pytest.raises(ValueError, match="more than the sandbox takes"):
             await sandbox.run("", stdin="é" * (2**18 + 1))
         with pytest.raises(ValueError, match="more than the sandbox takes"):
@@ -335,7 +335,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 async def test_whatever_a_model_writes_is_a_program(name: str) -> None:
-    async with Sandbox("none", workers=1) as sandbox:
+    async with LocalSandbox("none", workers=1) as sandbox:
         result = await sandbox.run(WRITTEN[name], "\ud800\n", {"a": "\udfff"})
         assert (result.outcome, result.exit_code) in (("exited", 1), ("out of memory", 1), ("killed", -11)), result
 
@@ -343,13 +343,13 @@ async def test_whatever_a_model_writes_is_a_program(name: str) -> None:
 async def test_texts_that_are_no_unicode_are_bytes_all_the_same() -> None:
     """Escaped bytes are those; other surrogates are encoded as UTF-8 would encode a character of that number."""
     source = "import sys; print([*sys.stdin.buffer.read()], [*open('a', 'rb').read()])"
-    async with Sandbox("none", workers=1) as sandbox:
+    async with LocalSandbox("none", workers=1) as sandbox:
         result = await sandbox.run(source, "\ud800", {"a": "\udcff"})
     assert result.stdout == "[237, 160, 128] [255]\n"
 
 
 async def test_a_program_that_could_not_be_started_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Sandbox("none", workers=1) as sandbox:
+    async with LocalSandbox("none", workers=1) as sandbox:
         # Two paths of which one would have to be both a file and a folder.
         with pytest.raises(WorldError, match=r"could not start a program(.|\n)*NotADirectory|FileExists"):
             await sandbox.run("print(1)", files={"a": "", "a/b": ""})
@@ -360,7 +360,7 @@ async def test_before_signals_are_held_back_programs_start_no_processes(monkeypa
     """As on Linux 6.2 to 6.11: the rule set leaves out what the kernel here knows beyond those."""
     skip_unless_available("landlock")
     monkeypatch.setattr(landlock, "abi", lambda: 3)
-    async with Sandbox("landlock", LIMITS, workers=1) as sandbox:
+    async with LocalSandbox("landlock", LIMITS, workers=1) as sandbox:
         assert any("no processes" in text for text in sandbox.not_contained)
         tried = f"""
             import os, signal, threading

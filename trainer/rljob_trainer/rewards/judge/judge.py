@@ -272,8 +272,8 @@ class Judge:
             await asyncio.sleep(pause)
 
     def _deadline(self, first: float) -> Clock:
-        """Of a question that began to be asked at ``first``: what waits behind others is not late as long as those are
-        answered."""
+        """The deadline of a question that began to be asked at ``first``: what waits behind others is not late as long
+        as those are answered."""
         return lambda: max(first, self._transport.answered_at) + self._judge.deadline_seconds
 
     @property

@@ -48,7 +48,8 @@ class Question:
         return characters // _CHARACTERS_PER_TOKEN + int(self.body["max_tokens"])
 
     def seed(self, number: int) -> int:
-        """Of the random numbers of its answer, the ``number``-th (from 0) after some that could not be read."""
+        """The seed of the random numbers of its answer, the ``number``-th (from 0) after some that could not be
+        read."""
         digest = hashlib.sha256(f"{self.key} {number}".encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 1
 

@@ -178,18 +178,18 @@ class RowQueue:
                 waiting.done.set_result(RewardFailure(batch.model, f"the reward model fails on it: {problem}"))
 
     def refuse(self, batch: RowBatch, error: Exception) -> None:
-        """Nobody will score them."""
+        """Ends these rows with an error: they will not be scored."""
         for waiting in batch.rows:
             if not waiting.done.done():
                 waiting.done.set_exception(error)
 
     def refuse_all(self, error: Exception) -> None:
-        """Nobody will score what waits now."""
+        """Ends all rows that wait now with an error: they will not be scored."""
         while (batch := self.take(1)) is not None:
             self.refuse(batch, error)
 
     def cancel(self) -> None:
-        """Nobody is there any more."""
+        """Cancels what waits, as the one who asked is gone."""
         for queue in self._waiting.values():
             while queue:
                 queue.popleft().done.cancel()

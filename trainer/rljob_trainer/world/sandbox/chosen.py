@@ -1,4 +1,4 @@
-"""The sandbox that a job asks for, as well contained as the machine can."""
+"""The sandbox that a job asks for: on this machine, as well contained as that can, or at a service."""
 
 from __future__ import annotations
 
@@ -9,17 +9,28 @@ from typing import TYPE_CHECKING
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.world.protocol import WorldError
 from rljob_trainer.world.sandbox.keeper.protocol import Mode, SandboxLimits
-from rljob_trainer.world.sandbox.programs import Sandbox, mode_available
+from rljob_trainer.world.sandbox.launch import Prepared
+from rljob_trainer.world.sandbox.programs import LocalSandbox, mode_available
+from rljob_trainer.world.sandbox.protocol import Sandbox
+from rljob_trainer.world.sandbox.service import SandboxService
 
 if TYPE_CHECKING:
     from rljob_api.spec.environment import SandboxSpec
+    from rljob_trainer.waits import Waits
+
+_WORKERS = 2
 
 
 async def chosen_sandbox(
-    wanted: SandboxSpec | None, field: str, seconds: float, output_bytes: int | None = None
+    wanted: SandboxSpec | None,
+    field: str,
+    seconds: float,
+    output_bytes: int | None = None,
+    prepared: Prepared | None = None,
+    waits: Waits | None = None,
 ) -> Sandbox:
     """``field`` is where the job asks for it; ``seconds`` and ``output_bytes`` (None: as many as usual) are a program's
-    limits.
+    limits, ``prepared`` what it finds imported; in ``waits`` a service is named that is waited for.
 
     Raises ``JobFileError`` for an isolation that does not work on this machine.
     """
@@ -34,7 +45,11 @@ async def chosen_sandbox(
     )
     if output_bytes is not None:
         limits = replace(limits, output_bytes=output_bytes)
-    return Sandbox(await asyncio.to_thread(_mode, wanted.isolation, field), limits, wanted.workers)
+    if wanted.url is not None:
+        assert prepared is None, "the job's rules let no service import anything beforehand"
+        return SandboxService(wanted.url, field, limits, wanted.workers, float(wanted.deadline_seconds), waits)
+    mode = await asyncio.to_thread(_mode, wanted.isolation, field)
+    return LocalSandbox(mode, limits, wanted.workers or _WORKERS, prepared)
 
 
 def _mode(isolation: str, field: str) -> Mode:

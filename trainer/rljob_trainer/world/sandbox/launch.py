@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rljob_trainer.world.protocol import WorldError
 from rljob_trainer.world.sandbox.keeper import landlock
-from rljob_trainer.world.sandbox.keeper.protocol import KeeperSettings, Mode, SandboxLimits
+from rljob_trainer.world.sandbox.keeper.protocol import PREPARED, KeeperSettings, Mode, SandboxLimits
 from rljob_trainer.world.sandbox.python_files import DEVICES, KEEPER, KEEPER_PACKAGE, PythonFiles
 
 PREFIX = "rljob-sandbox-"
@@ -25,6 +25,9 @@ UNFINISHED_SECONDS = 60.0
 """A folder without a lock that is older than this is nobody's."""
 FIRST_USER = 0x70000000
 WORKERS_OF_A_PROCESS = 64
+START_SECONDS = 30.0
+PREPARED_SECONDS = 180.0
+"""Of packages that nobody has compiled yet, on a machine with much else to do."""
 NAMESPACE_USER = 1000
 PYTHON_INSIDE = Path("/python")
 KEEPER_INSIDE = Path("/keeper")
@@ -44,12 +47,24 @@ class Launched:
     folder: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A module that every program of a sandbox finds imported, as ``rljob_prepared``: what takes long to import is
+    imported once, before programs are forked. It is trusted as the job itself is, and runs inside all the same."""
+
+    source: str
+    """Of the module. It may start no threads."""
+    python: str
+    """The interpreter, whose packages the module and the programs may import."""
+
+
 class Launcher:
     """Starts the workers of one sandbox. It has a folder of its own, with all that they share."""
 
-    def __init__(self, mode: Mode, limits: SandboxLimits) -> None:
+    def __init__(self, mode: Mode, limits: SandboxLimits, prepared: Prepared | None = None) -> None:
         """Raises ``WorldError`` where the mode needs what this machine does not have."""
         self._mode = mode
+        self._prepared = prepared
         self._limits = limits
         self._abi = landlock.abi() if mode == "landlock" else 0
         if mode == "landlock" and self._abi < landlock.OLDEST_ABI:
@@ -69,13 +84,20 @@ class Launcher:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             (self.folder / "new").rename(self.folder / LOCK)
             self.folder.chmod(0o755)
-            self._python = PythonFiles.here()
+            self._python = PythonFiles.here() if prepared is None else PythonFiles.of(prepared.python)
             if self.own_users and not self._python.reached_by_others():
                 self._python = self._python.copied(self.folder / "python")
             shutil.copytree(KEEPER, self.folder / KEEPER_PACKAGE)
+            if prepared is not None:
+                (self.folder / KEEPER_PACKAGE / f"{PREPARED}.py").write_text(prepared.source, encoding="utf-8")
         except BaseException:
             self.close()
             raise
+
+    @property
+    def start_seconds(self) -> float:
+        """How long a worker may take until it is ready."""
+        return START_SECONDS if self._prepared is None else PREPARED_SECONDS
 
     def not_contained(self) -> tuple[str, ...]:
         """What the mode would contain elsewhere and does not on this machine."""
@@ -102,7 +124,15 @@ class Launcher:
         python = self._python.moved(PYTHON_INSIDE) if apart else self._python
         inside = FOLDER_INSIDE if apart else str(folder)
         settings = KeeperSettings(
-            self._mode, inside, python.readable(), DEVICES, self._counted, self._abi, self._limits
+            self._mode,
+            inside,
+            python.readable(),
+            DEVICES,
+            self._counted,
+            self._abi,
+            self._limits,
+            tuple(map(str, python.packages)),
+            self._prepared is not None,
         )
         keeper = str(KEEPER_INSIDE if apart else self.folder)
         start = f"import sys; sys.path.insert(0, {keeper!r}); from {KEEPER_PACKAGE}.main import main; main()"

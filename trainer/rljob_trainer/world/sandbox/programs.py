@@ -5,58 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import PurePosixPath
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Self
 
 from rljob_trainer.world.protocol import WorldError
-from rljob_trainer.world.sandbox.keeper.protocol import (
-    MOST_FILES,
-    MOST_PAYLOAD_BYTES,
-    Mode,
-    Outcome,
-    SandboxLimits,
-    encoded,
-)
-from rljob_trainer.world.sandbox.launch import WORKERS_OF_A_PROCESS, Launcher, sweep
+from rljob_trainer.world.sandbox.keeper.protocol import Mode, SandboxLimits
+from rljob_trainer.world.sandbox.launch import WORKERS_OF_A_PROCESS, Launcher, Prepared, sweep
+from rljob_trainer.world.sandbox.protocol import NO_FILES, ProgramResult, check_program, outcome_of
 from rljob_trainer.world.sandbox.worker import FinishedProgram, Worker
 
-NO_FILES: Mapping[str, str] = MappingProxyType({})
 
-
-@dataclass(frozen=True, slots=True)
-class ProgramResult:
-    """What a program did. It is the program's own doing, whatever it is: where the sandbox fails there is none."""
-
-    outcome: Outcome
-    exit_code: int
-    """Negative: the number of the signal that ended it."""
-    stdout: str
-    """What is no UTF-8 is replaced."""
-    stderr: str
-    seconds: float
-    truncated: bool
-    """It wrote more than the limit; what is here is the beginning."""
-
-    @property
-    def succeeded(self) -> bool:
-        return self.outcome == "exited" and self.exit_code == 0
-
-
-class Sandbox:
-    """Runs programs, each a fresh one with an empty folder, in workers that are ready for them.
+class LocalSandbox:
+    """Runs programs, each a fresh one with an empty folder, in workers on this machine that are ready for them.
 
     To be used from one event loop. Two programs never run in one worker at the same time; who comes while all are busy
     waits, in order.
     """
 
-    def __init__(self, mode: Mode, limits: SandboxLimits | None = None, workers: int = 2) -> None:
-        """Raises ``ValueError``. Workers start when it is entered."""
+    def __init__(
+        self, mode: Mode, limits: SandboxLimits | None = None, workers: int = 2, prepared: Prepared | None = None
+    ) -> None:
+        """``prepared``: what programs find imported, and the Python that they run with (None: this one's, without
+        packages). Raises ``ValueError``. Workers start when it is entered."""
         if not 1 <= workers <= WORKERS_OF_A_PROCESS:
             raise ValueError(f"a sandbox has from 1 to {WORKERS_OF_A_PROCESS} workers, not {workers}")
         self._mode: Mode = mode
         self._limits = limits or SandboxLimits()
+        self._prepared = prepared
         self._count = workers
         self._launcher: Launcher | None = None
         self._workers: set[Worker] = set()
@@ -66,7 +41,7 @@ class Sandbox:
         """Raises ``WorldError`` where the mode does not work here."""
         await asyncio.to_thread(sweep)
         try:
-            self._launcher = await asyncio.to_thread(Launcher, self._mode, self._limits)
+            self._launcher = await asyncio.to_thread(Launcher, self._mode, self._limits, self._prepared)
         except OSError as error:
             raise WorldError(f"the sandbox could not be prepared: {error}") from error
         started = [asyncio.create_task(self._start()) for _ in range(self._count)]
@@ -91,6 +66,11 @@ class Sandbox:
         """What the mode would contain elsewhere and does not on this machine, in words. Once it is entered."""
         return self._entered().not_contained()
 
+    @property
+    def told(self) -> str:
+        """What all modes have in common."""
+        return "Only the standard library is there, and no network."
+
     async def run(self, source: str, stdin: str = "", files: Mapping[str, str] = NO_FILES) -> ProgramResult:
         """Runs ``source`` as ``program.py`` in an empty folder with ``files`` (paths below it, texts).
 
@@ -98,7 +78,7 @@ class Sandbox:
         gets a new worker. Cancelled, it ends the program and all that it has started. Raises ``ValueError`` for files
         that are not in the folder, too many, or too large: they may fill half of what there is."""
         self._entered()
-        self._check(source, stdin, files)
+        check_program(source, stdin, files, self._limits)
         worker = await self._idle.get()
         try:
             if worker.closed:
@@ -125,26 +105,13 @@ class Sandbox:
         if launcher is not None:
             await asyncio.to_thread(launcher.close)
 
-    def _check(self, source: str, stdin: str, files: Mapping[str, str]) -> None:
-        for name in files:
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-                raise ValueError(f"{name!r} is no path below the program's folder")
-        size = sum(len(encoded(text)) for text in (source, stdin, *files.values()))
-        most = min(self._limits.file_bytes // 2, MOST_PAYLOAD_BYTES // 6)
-        if size > most or len(files) > MOST_FILES // 2:
-            raise ValueError(
-                f"source, stdin and {len(files)} files of {size} bytes together are more than the sandbox takes "
-                f"({most} bytes, {MOST_FILES // 2} files)"
-            )
-
 
 def mode_available(mode: Mode) -> str | None:
     """Why programs can't run in this mode on this machine; None: one just has. Takes a few tenths of a second."""
 
     async def attempt() -> str | None:
         try:
-            async with Sandbox(mode, workers=1) as sandbox:
+            async with LocalSandbox(mode, workers=1) as sandbox:
                 result = await sandbox.run("print(6 * 7)")
         except WorldError as error:
             return str(error)
@@ -158,11 +125,7 @@ def mode_available(mode: Mode) -> str | None:
 def _result(ended: FinishedProgram) -> ProgramResult:
     end = ended.end
     stderr = ended.stderr.decode(errors="replace")
-    outcome = end.outcome
-    last = stderr.rstrip().rpartition("\n")[2]
-    if outcome == "exited" and end.exit_code == 1 and last.startswith("MemoryError"):
-        # The kernel refused it, and the program had no answer to that.
-        outcome = "out of memory"
+    outcome = outcome_of(end.exit_code, stderr) if end.outcome == "exited" else end.outcome
     return ProgramResult(
         outcome, end.exit_code, ended.stdout.decode(errors="replace"), stderr, end.seconds, end.truncated
     )

@@ -25,7 +25,6 @@ from rljob_trainer.world.sandbox.keeper.protocol import (
 )
 from rljob_trainer.world.sandbox.launch import Launched, Launcher
 
-START_SECONDS = 30.0
 GRACE_SECONDS = 20.0
 """Beyond the limit of wall time, until a worker that says nothing is taken for broken."""
 MOST_SAID = 64 * 2**10
@@ -67,13 +66,13 @@ class Worker:
         reader, writer = await asyncio.open_connection(sock=launched.control)
         worker = cls(launched, reader, writer, limits)
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(launcher.start_seconds):
                 kind, _ = await worker._frame(0)
             if kind != READY:
                 raise WorldError(f"the sandbox's worker says {kind!r} in place of that it is ready")
         except TimeoutError as error:
             await worker.close()
-            raise WorldError(f"the sandbox's worker was not ready after {START_SECONDS:.0f} s") from error
+            raise WorldError(f"the sandbox's worker was not ready after {launcher.start_seconds:.0f} s") from error
         except BaseException:
             await worker.close()
             raise

@@ -13,9 +13,10 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from types import ModuleType
 
 from .confinement import confinement
-from .protocol import KeeperSettings
+from .protocol import PREPARED, KeeperSettings
 from .serving import DriverGoneError, Keeper
 
 USUAL = (
@@ -37,8 +38,12 @@ def main() -> None:
         importlib.import_module(name)
     # The first use of each makes things that the forks then have.
     str(1.5), json.dumps({"": ""}), traceback.format_exc()
+    source = _prepared_source() if settings.prepares else None
     held = confinement(settings)
     held.enter()
+    sys.path.extend(settings.packages)
+    if source is not None:
+        _prepare(source)
     keeper = Keeper(control, held, settings)
     gc.collect()
     gc.freeze()
@@ -48,3 +53,20 @@ def main() -> None:
         program = keeper.serve()
     if program is not None:
         program.run()
+
+
+def _prepared_source() -> str:
+    """Read before the keeper is bound: its own files are none that programs see."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{PREPARED}.py"), encoding="utf-8") as file:
+        return file.read()
+
+
+def _prepare(source: str) -> None:
+    """Imports the module that programs find, as well held as they are but for their own folder.
+
+    Raises ``RuntimeError`` for one that leaves a thread: no fork has it, and Landlock would not hold it."""
+    module = ModuleType(PREPARED)
+    sys.modules[PREPARED] = module
+    exec(compile(source, f"{PREPARED}.py", "exec", dont_inherit=True), module.__dict__)
+    if len(tasks := os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError(f"the module that programs find imported has started {len(tasks) - 1} threads")

@@ -36,6 +36,8 @@ CANCEL = b"c"
 STARTED = b"s"
 """What a program's process says to the keeper when it begins to be one."""
 
+PREPARED = "rljob_prepared"
+"""The name of the module that a keeper imports for its programs."""
 MOST_PAYLOAD_BYTES = 256 * 2**20
 
 
@@ -93,6 +95,10 @@ class KeeperSettings:
     landlock_abi: int
     """Which version of Landlock to ask for; 0: none."""
     limits: SandboxLimits
+    packages: tuple[str, ...] = ()
+    """Folders of packages that programs may import from."""
+    prepares: bool = False
+    """The keeper's package has ``PREPARED``, a module that every program finds imported."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -102,6 +108,7 @@ class KeeperSettings:
         document: dict[str, Any] = json.loads(text)
         document["readable"] = tuple(document["readable"])
         document["devices"] = tuple(document["devices"])
+        document["packages"] = tuple(document["packages"])
         document["limits"] = SandboxLimits(**document["limits"])
         return cls(**document)
 
