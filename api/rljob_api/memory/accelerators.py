@@ -1,4 +1,5 @@
-"""How much memory GPUs have, by the labels that NVIDIA's feature discovery gives to nodes, and quantities as bytes."""
+"""How much memory GPUs have and which are too old, by the labels that NVIDIA's feature discovery gives to nodes, and
+quantities as bytes."""
 
 from __future__ import annotations
 
@@ -38,6 +39,13 @@ _MEBIBYTES = {
     "V100-SXM2-32GB": 32768,
 }
 """As ``nvidia-smi`` shows it, by the product without its maker's name."""
+COMPUTE_MAJOR = "nvidia.com/gpu.compute.major"
+BEFORE_AMPERE = (
+    "^(NVIDIA-)?(Tesla-)?(P4|P40|P100.*|V100.*|T4|T4G|Quadro.*|TITAN.*|GeForce-GTX.*|GeForce-RTX-20.*)(-SHARED)?$"
+)
+"""Products of a compute capability below 8.0 (https://developer.nvidia.com/cuda-gpus), as an expression that Python and
+CEL (RE2) read alike."""
+MAJORS_BEFORE_AMPERE = ("5", "6", "7")
 _BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60}
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _SMALL = {"n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000)}
@@ -51,6 +59,14 @@ def gpu_memory(pod: Pod) -> int | None:
         return int(said) * _MIB
     product = pod.node_selector.get(PRODUCT)
     return None if product is None else product_memory(product)
+
+
+def before_ampere(pod: Pod) -> str | None:
+    """The label, with its value, by which a pod asks for GPUs of a compute capability below 8.0; None: by none."""
+    product, major = pod.node_selector.get(PRODUCT), pod.node_selector.get(COMPUTE_MAJOR)
+    if product is not None and re.search(BEFORE_AMPERE, product):
+        return f"{PRODUCT}: {product}"
+    return f"{COMPUTE_MAJOR}: {major}" if major in MAJORS_BEFORE_AMPERE else None
 
 
 def product_memory(product: str) -> int | None:
