@@ -196,6 +196,8 @@ class Policy(nn.Module):
         caps = soft_caps(language_model.config.to_dict())
         self.logit_cap = caps.logits
         self.soft_capped = caps.scores is not None
+        self.compiled_head = False
+        """Whether log-probs come from ``compiled_head.py``."""
 
     def forward(
         self,
@@ -211,7 +213,14 @@ class Policy(nn.Module):
         hidden = states_read if self.part is None else self.part.ranks.entering(states_read)
         weight, part = self.output_weight, self.part
         log_probs, entropy = log_probs_and_entropy(
-            hidden, weight, row.targets, temperature=temperature, chunk=self.chunk, cap=self.logit_cap, part=part
+            hidden,
+            weight,
+            row.targets,
+            temperature=temperature,
+            chunk=self.chunk,
+            cap=self.logit_cap,
+            part=part,
+            compiled=self.compiled_head,
         )
         kl = None
         if reference is not None:

@@ -97,7 +97,7 @@ class LearnerSettings:
     micro_batch_tokens: int = 16384
     activation_checkpointing: bool = False
     compile: bool = False
-    """Whether layers go through ``torch.compile`` (``compiled.py``)."""
+    """Whether layers (``compiled.py``) and log-probs (``compiled_head.py``) go through ``torch.compile``."""
     offload: bool = False
     """Whether optimizer state, critic and reference rest in host memory while they have nothing to do (GPU)."""
     log_prob_chunk_tokens: int | None = None
