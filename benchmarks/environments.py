@@ -56,7 +56,7 @@ def peer_python(name: str, cache: Path) -> Path:
     print(f"making the environment of {name} in {folder}", flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     versions: list[str | Path] = [*_torch_backend(), "--constraints", CONSTRAINTS] if peer.constrained else []
-    uv("venv", "--quiet", "--clear", "--python", VERSION, folder)
+    uv("venv", "--quiet", "--clear", "--python", sys.executable, folder)
     uv("pip", "install", "--quiet", *versions, "--compile-bytecode", "--python", python, *peer.packages)
     stamp.write_text(wanted)
     return python
@@ -84,7 +84,12 @@ def peer_environment(threads: int, **more: str) -> dict[str, str]:
 
 def uv(*arguments: str | Path) -> None:
     """Runs uv with pip's index settings. Raises ``EnvironmentMissingError``, or ``CalledProcessError`` if uv fails."""
-    subprocess.run([_uv(), *arguments], check=True, env=index_settings())
+    environment = index_settings()
+    command = [*arguments]
+    if command[0] == "pip" and environment.get("UV_OFFLINE") == "1" and "UV_FIND_LINKS" in environment:
+        # What uv remembers of an index counts for nothing: the folders have all that is to be installed.
+        command.insert(2, "--no-index")
+    subprocess.run([_uv(), *command], check=True, env=environment)
 
 
 def _uv() -> str:
