@@ -93,8 +93,10 @@ COPY --from=trainer-build /opt/rljob /opt/rljob
 RUN (getent passwd 1000 >/dev/null || echo 'rljob:x:1000:1000::/home/rljob:/bin/bash' >> /etc/passwd) \
     && mkdir -p /home/rljob && chown 1000:1000 /home/rljob
 # vLLM on CPUs asks libnuma for the memory of each; Python's slim images don't have it. On GPUs Triton compiles C against
-# Python's headers before its first kernel, and torch and FlashInfer may compile C++; slim images have no compiler. NCCL
-# loads libibverbs when it runs: without it, or a provider for the adapter, it goes by TCP and says so to nobody.
+# Python's headers before its first kernel, and torch may compile C++; slim images have no compiler. CUDA's own (nvcc) comes
+# with the packages, in nvidia/cu13/bin below site-packages, where nothing looks for it: not on PATH, and CUDA_HOME is not
+# set. It is only FlashInfer's to use, which vLLM leaves alone where it finds none but on Blackwell (docs/real-cluster.md).
+# NCCL loads libibverbs when it runs: without it, or a provider for the adapter, it goes by TCP and says so to nobody.
 ARG ACCELERATOR=cpu
 RUN if [ "${ACCELERATOR}" = gpu ]; then set -- gcc g++ libc6-dev libibverbs1 ibverbs-providers librdmacm1; else set --; fi \
     && if ! python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then set -- "$@" libnuma1; fi \

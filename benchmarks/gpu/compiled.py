@@ -11,24 +11,18 @@ import torch
 import torch._dynamo.utils
 
 from benchmarks.gpu.figures import Writer
-from benchmarks.gpu.learner import new_rank, responses
-from benchmarks.gpu.model import Size, shaped_model
-from rljob_trainer.learner.backend import Placement, RowRules
+from benchmarks.gpu.learner import filled, new_rank
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import Dtype
-from rljob_trainer.learner.work import Share, cut
+from rljob_trainer.learner.work import Share
 
 ROUNDS = 3
 
 
 def measure(writer: Writer, device: str, cache: Path) -> None:
-    size: Size = "0.5b" if device == "cuda" else "small"
     dtype: Dtype = "bfloat16" if device == "cuda" else "float32"
-    sequences, tokens, micro_batch_tokens = (256, 512, 16384) if device == "cuda" else (16, 8, 1024)
-    model = shaped_model(cache, size)
-    batch = responses(model, sequences, samples=8, tokens=tokens)
-    share = cut(batch, [range(len(batch))], [Placement(0)], RowRules(micro_batch_tokens)).shares[0]
+    model, share, micro_batch_tokens = filled(cache, device)
     gradients: dict[bool, dict[str, torch.Tensor]] = {}
     rates: dict[bool, float] = {}
     for compiled in (False, True):

@@ -4,6 +4,7 @@ what it had. Standard library only."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,10 +23,11 @@ class Figure:
 
 
 class Writer:
-    """Appends figures and notes to a file, one JSON document a line."""
+    """Appends figures and notes to a file, one JSON document a line, and prints each: of a part that is killed, what it
+    printed last says how long it has had for what it did."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._began = path, time.monotonic()
 
     def plain(self, name: str, value: float, unit: str = "") -> None:
         """A figure without a goal."""
@@ -37,6 +39,11 @@ class Writer:
     def at_least(self, name: str, value: float, bound: float, unit: str = "") -> None:
         self._write(Figure(name, value, unit, f">= {bound:g}", value >= bound))
 
+    def failed(self, name: str, why: str) -> None:
+        """Something that should have worked and did not; the rest of the part goes on."""
+        self._write(Figure(name, 0.0, "", "1", False))
+        self.note(f"{name}: {why}")
+
     def note(self, text: str) -> None:
         """Why a figure that may be looked for is not there."""
         self._append({"note": text})
@@ -45,6 +52,8 @@ class Writer:
         self._append(asdict(figure))
 
     def _append(self, document: Mapping[str, Any]) -> None:
+        said = document.get("note") or f"{document['name']}: {document['value']:.4g} {document['unit']}".rstrip()
+        print(f"{time.monotonic() - self._began:.0f} s: {said}", flush=True)
         with self._path.open("a") as file:
             file.write(json.dumps(document) + "\n")
 

@@ -20,7 +20,7 @@ from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import Dtype, LearnerSettings
-from rljob_trainer.learner.work import Cut, cut
+from rljob_trainer.learner.work import Cut, Share, cut
 from rljob_trainer.stores import serve_store
 from rljob_trainer.telemetry.speed import ModelSize, forward_flops, peak_flops
 
@@ -58,8 +58,26 @@ def responses(model: Path, sequences: int, samples: int, tokens: int) -> Sequenc
     )
 
 
+def filled(cache: Path, device: str, sequences: int = 256) -> tuple[Path, Share, int]:
+    """For parts that measure one model: that of 0.5B (a small one on a CPU) in bfloat16, a batch of one mini-batch for
+    a learner of one rank, and the most tokens of its micro-batches. ``sequences``: on a GPU."""
+    size: Size = "0.5b" if device == "cuda" else "small"
+    count, tokens, micro_batch_tokens = (sequences, 512, 16384) if device == "cuda" else (16, 8, 1024)
+    model = shaped_model(cache, size)
+    batch = responses(model, count, samples=8, tokens=tokens)
+    shares = cut(batch, [range(len(batch))], [Placement(0)], RowRules(micro_batch_tokens)).shares
+    return model, shares[0], micro_batch_tokens
+
+
 def new_rank(
-    model: Path, device: str, dtype: Dtype, micro_batch_tokens: int, *, reference: bool, compiled: bool = False
+    model: Path,
+    device: str,
+    dtype: Dtype,
+    micro_batch_tokens: int,
+    *,
+    reference: bool,
+    compiled: bool = False,
+    deterministic: bool = False,
 ) -> LearnerRank:
     """A learner of one rank, in this process; in bfloat16 it opens a process group with itself."""
     settings = LearnerSettings(
@@ -69,6 +87,7 @@ def new_rank(
         reference=reference,
         micro_batch_tokens=micro_batch_tokens,
         compile=compiled,
+        deterministic=deterministic,
     )
     return Fsdp2().start(settings, address=f"127.0.0.1:{free_port()}")
 

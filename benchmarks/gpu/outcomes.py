@@ -36,17 +36,19 @@ class PartOutcome:
 
 @dataclass(frozen=True, slots=True)
 class KeptOutcome:
-    """An outcome with what it was measured on: the card, the commit, and when it ended (UTC)."""
+    """An outcome with what it was measured on: the card, the commit, the versions, and when it ended (UTC)."""
 
     outcome: PartOutcome
     card: str
     commit: str
     time: str
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of Python, the driver and the packages; those that are not on record are not there."""
 
     @classmethod
     def now(cls, outcome: PartOutcome, machine: Hardware) -> KeptOutcome:
         ended = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        return cls(outcome, card(machine), machine.commit, ended)
+        return cls(outcome, card(machine), machine.commit, ended, versions(machine))
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> KeptOutcome:
@@ -65,6 +67,11 @@ class KeptOutcome:
 def card(machine: Hardware) -> str:
     """What was measured on: the GPUs, or the processor where there are none."""
     return machine.accelerator or machine.processor
+
+
+def versions(machine: Hardware) -> dict[str, str]:
+    """What parts run with."""
+    return {"Python": machine.python, **machine.versions}
 
 
 class ResultsFile:
@@ -95,8 +102,10 @@ class ResultsFile:
         self._write("md", f"{text}Last: {self._machine.sentence()}.\n")
 
     def _when(self) -> str:
+        last = versions(self._machine)
         lines = [
             f"- {part}: {kept.outcome.state} at {kept.time}, commit {kept.commit}, in {kept.outcome.seconds:.0f} s"
+            f"{_other_versions(kept.versions, last)}"
             for part, kept in self._kept.items()
             if kept.outcome.state != "not measured"
         ]
@@ -106,6 +115,14 @@ class ResultsFile:
         begun = self.path.with_suffix(f".{suffix}.begun")
         begun.write_text(text)
         begun.rename(self.path.with_suffix(f".{suffix}"))
+
+
+def _other_versions(found: Mapping[str, str], last: Mapping[str, str]) -> str:
+    """What to add to a part's line where not all of its versions are those of the last line."""
+    others = [f"{name} {version}" for name, version in found.items() if last.get(name) != version]
+    untold = [name for name in last if name not in found]
+    with_others = f", with {', '.join(others)}" if others else ""
+    return with_others + (f" ({', '.join(untold)}: none, or not on record)" if untold else "")
 
 
 def _whole(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def main() -> None:
     asked = parser.parse_args()
     writer, name, device, cache = Writer(asked.write), asked.name, asked.device, asked.cache
     if name in RANKS:
-        become_rank(device)
+        become_rank(device, deterministic=name == "deterministic")
     # A part imports what it needs and no more: vLLM and Ray may be missing.
     if name == "attention":
         from benchmarks.gpu import attention
@@ -42,6 +42,18 @@ def main() -> None:
         from benchmarks.gpu import publication
 
         publication.measure_death(writer, device, "nccl" if name.endswith("nccl") else "gloo")
+    elif name == "memory":
+        from benchmarks.gpu import memory
+
+        memory.measure(writer, cache)
+    elif name == "profile":
+        from benchmarks.gpu import profile
+
+        profile.measure(writer, device, cache)
+    elif name == "deterministic":
+        from benchmarks.gpu import bits
+
+        bits.measure(writer, device, cache)
     elif name == "agreement":
         from benchmarks.gpu import agreement
 

@@ -14,6 +14,8 @@ PEER = "trl-grpo-vllm"
 LEARNER = ("torch", "transformers", "accelerate")
 ENGINE = (*LEARNER, "vllm")
 RUN = (*ENGINE, "ray")
+INVARIANT = (8, 0)
+"""For vLLM's batch-invariant mode, which `deterministic: true` asks for (by vLLM 0.32's page on it)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +25,44 @@ class Part:
     name: str
     what: str
     seconds: int
-    """What it may take; then it is killed and named."""
+    """What it may take; then it is killed and named. For a first check, in which models are written and programs
+    compiled: about twice what an H200 took for those parts that ended there; for others it is a guess."""
     packages: tuple[str, ...]
     gpus: int = 1
+    capability: tuple[int, int] = (0, 0)
+    """The least that the card needs (NVIDIA's compute capability)."""
     on_cpu: bool = False
     """Whether ``--device cpu`` runs it unless told which parts to run."""
 
 
 PARTS = (
-    Part("attention", "flash attention, forward and backward, against float32", 30, LEARNER, on_cpu=True),
-    Part("learner", "log-probs against float32, reference KL, MFU by stage, 0.5B and 1.5B", 70, LEARNER, on_cpu=True),
-    Part("publication", "weights into an engine's process by gloo, beside a bare broadcast", 25, LEARNER, on_cpu=True),
-    Part("publication-nccl", "the same by NCCL, from GPU to GPU", 30, LEARNER, gpus=2),
-    Part("publication-ipc", "the same within a GPU by CUDA IPC, beside a bare copy", 20, LEARNER, on_cpu=True),
-    Part("killed", "an engine killed inside a gloo broadcast", 20, LEARNER, on_cpu=True),
-    Part("killed-nccl", "an engine killed inside an NCCL broadcast", 40, LEARNER, gpus=2),
-    Part("agreement", "log-probs of engine and learner; sleep, wake, and the memory between", 80, ENGINE, on_cpu=True),
-    Part("engine", "tokens/s of our engine beside bare vLLM", 120, ENGINE),
-    Part("step-colocated", "GRPO steps, engine and learner on one GPU", 115, RUN),
-    Part("step-separate", "GRPO steps, engine and learner on a GPU each", 120, RUN, gpus=2),
-    Part("compile", "gradients, tokens/s and memory with trainer.compile beside without", 90, LEARNER, on_cpu=True),
-    Part("engine-process", "tokens/s of our engine with vLLM's core in its own process", 60, ENGINE),
-    Part("engine-process-weights", "weights, sleep and wake of such an engine", 90, ENGINE, on_cpu=True),
-    Part("step-deterministic", "the steps of step-colocated with deterministic: true", 115, RUN),
-    Part("step-trl", "the steps of step-colocated by TRL with vLLM", 120, LEARNER),
+    Part("attention", "flash attention, forward and backward, against float32", 60, LEARNER, on_cpu=True),
+    Part("learner", "log-probs against float32, reference KL, MFU by stage, 0.5B and 1.5B", 150, LEARNER, on_cpu=True),
+    Part("publication", "weights into an engine's process by gloo, beside a bare broadcast", 60, LEARNER, on_cpu=True),
+    Part("publication-nccl", "the same by NCCL, from GPU to GPU", 60, LEARNER, gpus=2),
+    Part("publication-ipc", "the same within a GPU by CUDA IPC, beside a bare copy", 40, LEARNER, on_cpu=True),
+    Part("killed", "an engine killed inside a gloo broadcast", 40, LEARNER, on_cpu=True),
+    Part("killed-nccl", "an engine killed inside an NCCL broadcast", 60, LEARNER, gpus=2),
+    Part("agreement", "log-probs of engine and learner; sleep, wake, and the memory between", 150, ENGINE, on_cpu=True),
+    Part("engine", "tokens/s of our engine beside bare vLLM", 180, ENGINE),
+    Part("step-colocated", "GRPO steps, engine and learner on one GPU", 200, RUN),
+    Part("step-separate", "GRPO steps, engine and learner on a GPU each", 200, RUN, gpus=2),
+    Part("compile", "gradients, tokens/s and memory with trainer.compile beside without", 200, LEARNER, on_cpu=True),
+    Part("memory", "an update's memory beside what rljob plan says, for five kinds of models", 200, LEARNER),
+    Part("profile", "where the device's time goes in scoring and in an update", 90, LEARNER, on_cpu=True),
+    Part("deterministic", "two learners with deterministic: true, bit by bit", 120, LEARNER, on_cpu=True),
+    Part("engine-process", "tokens/s of our engine with vLLM's core in its own process", 150, ENGINE),
+    Part("engine-process-weights", "weights, sleep and wake of such an engine", 150, ENGINE, on_cpu=True),
+    Part("step-deterministic", "the steps of step-colocated with deterministic: true", 200, RUN, capability=INVARIANT),
+    Part(
+        "step-separate-deterministic",
+        "the steps of step-separate with deterministic: true",
+        200,
+        RUN,
+        gpus=2,
+        capability=INVARIANT,
+    ),
+    Part("step-trl", "the steps of step-colocated by TRL with vLLM", 200, LEARNER),
 )
 BY_NAME = {part.name: part for part in PARTS}
 RANKS = frozenset(part.name for part in PARTS if part.packages == LEARNER) - {"step-trl"} | {"engine-process-weights"}
@@ -71,14 +87,18 @@ def no_gpu() -> str:
     return f"torch (CUDA {cuda}) sees no GPU: `nvidia-smi` has to list it, with driver {DRIVER} or newer; {tries}"
 
 
-def lacking(part: Part, device: str, gpus: int, cache: Path) -> str | None:
-    """Why ``part`` cannot be measured here, with the remedy where there is one; None: it can."""
+def lacking(part: Part, device: str, gpus: int, cache: Path, capability: tuple[int, int]) -> str | None:
+    """Why ``part`` cannot be measured here, with the remedy where there is one; None: it can. ``capability``: of the
+    machine's first GPU."""
     if absent := [name for name in part.packages if find_spec(name) is None]:
         return f"this Python has no {' and no '.join(absent)}: {_INSTALL} (benchmarks/gpu/README.md: without a network)"
     if device == "cpu":
         return None if part.on_cpu else "is measured on GPUs alone"
     if gpus < part.gpus:
         return f"needs {part.gpus} GPUs, and this machine has {gpus}"
+    if capability < part.capability:
+        needed, has = (".".join(map(str, version)) for version in (part.capability, capability))
+        return f"needs compute capability {needed}, this card has {has}"
     if part.name == "step-trl" and not peer_is_made(cache):
         return "TRL with vLLM is not installed: `python3 -m benchmarks.gpu.peer` makes its environment"
     return None
@@ -93,6 +113,12 @@ def peer_is_made(cache: Path) -> bool:
 def gpu_count(python: str) -> int:
     """GPUs that torch sees."""
     return int(_asked_of_torch(python, "torch.cuda.device_count()") or 0)
+
+
+def capability_of(python: str) -> tuple[int, int]:
+    """NVIDIA's compute capability of the first GPU; (0, 0) where there is none."""
+    major, _, minor = _asked_of_torch(python, "'{}.{}'.format(*torch.cuda.get_device_capability())").partition(".")
+    return (int(major), int(minor)) if minor else (0, 0)
 
 
 def cuda_of_torch(python: str) -> str | None:

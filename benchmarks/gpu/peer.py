@@ -1,4 +1,8 @@
-"""Makes the environment of TRL with vLLM, which `step-trl` needs and the check never makes: 10 minutes, 12 GB."""
+"""Makes the environment of TRL with vLLM, which `step-trl` needs and the check never makes: 10 minutes, 12 GB.
+
+Where there is no package index, from wheels that were carried there (wheels.py): with PIP_NO_INDEX=1 and
+PIP_FIND_LINKS.
+"""
 
 from __future__ import annotations
 

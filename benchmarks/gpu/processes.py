@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from rljob_trainer.learner.environment import rank_environment
 
 
-def _of_rank(device: str) -> dict[str, str]:
-    return rank_environment(on_gpu=device == "cuda", compile_threads=os.cpu_count() or 1)
+def _of_rank(device: str, *, deterministic: bool = False) -> dict[str, str]:
+    return rank_environment(on_gpu=device == "cuda", deterministic=deterministic, compile_threads=os.cpu_count() or 1)
 
 
-def become_rank(device: str) -> None:
-    """Gives this process what a job gives a rank that has all CPUs; what is set already stays. To be called before
-    torch is imported."""
-    os.environ |= _of_rank(device) | dict(os.environ)
+def become_rank(device: str, *, deterministic: bool = False) -> None:
+    """Gives this process what a job gives a rank that has all CPUs, with ``deterministic`` as the job says; what is set
+    already stays. To be called before torch is imported."""
+    os.environ |= _of_rank(device, deterministic=deterministic) | dict(os.environ)
 
 
 @contextmanager

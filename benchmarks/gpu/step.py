@@ -23,7 +23,12 @@ JOB = Path(__file__).with_name("job.yaml")
 SETTING = Setting("grpo", sequences=256, steps=4, warm_up=1, response_tokens=512)
 OURS = KeptBaseline("step-colocated")
 """Our seconds a step, for the ratios."""
+SEPARATE_BEFORE = KeptBaseline("step-separate")
+"""The same on two GPUs."""
 SEPARATE: Mapping[str, Any] = {"placement": "separate", "rollout.gpusPerReplica": 1}
+GRADIENT = "actor/grad_norm"
+TINY = 1e-6
+"""Less is no gradient, but what rounding makes of none."""
 _UTILISATION = "throughput/model_flops_utilisation/"
 
 
@@ -35,6 +40,8 @@ def measure_ours(writer: Writer, cache: Path, placement: Mapping[str, Any], name
     shutil.rmtree(output)
     seconds = _seconds(run.steps(SETTING.sequences, SETTING.epochs))
     writer.plain(f"GRPO step, {name}", seconds, "s")
+    # Without a gradient each version would be the first one's weights, and one that never came would not be missed.
+    writer.at_least(f"GRPO step, {name}, smallest norm of a gradient", min(run.column(GRADIENT)), TINY)
     for stage, spent in run.stage_seconds(SETTING.warm_up).items():
         writer.plain(f"GRPO step, {name}, {stage}", spent, "s")
     for column in sorted(column for column in run.rows[-1] if column.startswith(_UTILISATION)):
@@ -63,15 +70,24 @@ def colocated(writer: Writer, cache: Path) -> None:
 
 def deterministic(writer: Writer, cache: Path) -> None:
     seconds = measure_ours(writer, cache, {"deterministic": True}, "deterministic")
-    before = OURS.read(cache)
+    _over(writer, "deterministic over as it is", seconds, OURS.read(cache))
+
+
+def _over(writer: Writer, what: str, seconds: float, before: float | str) -> None:
+    """``before``: seconds, or why there are none to divide by."""
     if isinstance(before, str):
         writer.note(before)
     else:
-        writer.plain("GRPO step, deterministic over as it is", seconds / before)
+        writer.plain(f"GRPO step, {what}", seconds / before)
 
 
 def separate(writer: Writer, cache: Path) -> None:
-    measure_ours(writer, cache, SEPARATE, "separate")
+    SEPARATE_BEFORE.keep(cache, measure_ours(writer, cache, SEPARATE, "separate"))
+
+
+def separate_deterministic(writer: Writer, cache: Path) -> None:
+    seconds = measure_ours(writer, cache, {**SEPARATE, "deterministic": True}, "separate deterministic")
+    _over(writer, "separate deterministic over as it is", seconds, SEPARATE_BEFORE.read(cache))
 
 
 def peer(writer: Writer, cache: Path) -> None:
@@ -98,5 +114,6 @@ MEASURES: Mapping[str, Callable[[Writer, Path], None]] = {
     "step-colocated": colocated,
     "step-separate": separate,
     "step-deterministic": deterministic,
+    "step-separate-deterministic": separate_deterministic,
     "step-trl": peer,
 }

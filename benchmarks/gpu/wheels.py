@@ -19,10 +19,11 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from benchmarks.environments import PEERS, ROOT, VERSION, uv
-from benchmarks.gpu.parts import PEER
+from benchmarks.gpu.parts import LEARNER, PARTS, PEER
 
 IMPORTED = ("transformers", "accelerate", "numpy", "psutil", "pyyaml", "pydantic")
 """By the parts that want torch alone, beside torch."""
+WITH_TORCH = [part.name for part in PARTS if part.packages == LEARNER and part.gpus == 1 and part.name != "step-trl"]
 REQUIREMENTS = ROOT / "requirements"
 
 
@@ -33,11 +34,15 @@ def own() -> str:
     return "".join([re.sub(r"^torch==\S+\n", "", texts[0], flags=re.MULTILINE), *texts[1:]])
 
 
+def entries() -> dict[str, str]:
+    """Those by the package's name."""
+    parts = re.split(r"^(?=\S)", own(), flags=re.MULTILINE)
+    return {entry.partition("==")[0]: entry for entry in parts if "==" in entry}
+
+
 def beside_torch() -> str:
     """Of those what the parts that want torch alone need beside torch: what is imported, and what that requires."""
-    entries = {
-        entry.partition("==")[0]: entry for entry in re.split(r"^(?=\S)", own(), flags=re.MULTILINE) if "==" in entry
-    }
+    pinned = entries()
     found: set[str] = set()
     coming = list(IMPORTED)
     while coming:
@@ -46,7 +51,7 @@ def beside_torch() -> str:
             found.add(name)
             asked = (Requirement(line) for line in requires(name) or ())
             coming += [one.name for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return "".join(entries[name] for name in sorted(found))
+    return "".join(pinned[name] for name in sorted(found))
 
 
 def peers() -> str:
@@ -82,7 +87,7 @@ def main() -> None:
         size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
         print(f"""{size / 2**20:.0f} MiB in {folder}. Carry it and this checkout over, and there, in the checkout:
 python{VERSION} -m pip install --no-index --find-links /where/it/is {" ".join(IMPORTED)}
-python{VERSION} -m benchmarks.gpu --only attention learner publication publication-ipc killed compile""")
+python{VERSION} -m benchmarks.gpu --only {" ".join(WITH_TORCH)}""")
         return
     for what, requirements in (("rljob with its GPU packages", own()), ("TRL with vLLM", peers())):
         print(f"fetching {what}: {requirements.count('==')} wheels", flush=True)

@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.measuring import table
-from benchmarks.memory.jobs import JOBS, Example, Measured, fullest, measure
+from benchmarks.memory.examples import Example, fullest
+from benchmarks.memory.jobs import JOBS, Measured, measure
+from benchmarks.memory.owned import PASSING
 from benchmarks.memory.pretend_gpu import Counted, PretendGpu
-from rljob_api.memory import gib
+from rljob_api.memory import gib, parts
 from rljob_api.memory.accelerators import product_memory
 from rljob_api.memory.plan import CONTEXT_BYTES, NCCL_BYTES
 
@@ -59,6 +61,20 @@ def show(both: Mapping[str, tuple[Measured, Measured]]) -> str:
     return table(heads, rows)
 
 
+def show_parts(both: Mapping[str, tuple[Measured, Measured]]) -> str:
+    """Of the fullest moment with nothing offloaded."""
+    names = [*(name for name in parts.ORDER if any(name in plain.counted.parts for plain, _ in both.values())), PASSING]
+    rows = [
+        [job, *(gib(plain.counted.parts[name]) if name in plain.counted.parts else "" for name in names)]
+        for job, (plain, _) in both.items()
+    ]
+    return table(["peak by part, GiB", *names], rows)
+
+
+def page(both: Mapping[str, tuple[Measured, Measured]]) -> str:
+    return f"{show(both)}\n{show_parts(both)}"
+
+
 def read(text: str) -> dict[str, tuple[Measured, Measured]]:
     """What ``main`` wrote."""
     return {
@@ -84,7 +100,7 @@ def main() -> None:
         print(f"{name}: {gib(plain.counted.peak)} GiB, {verdict(plain, offloaded)}", flush=True)
     both = {name: record[name] for name in JOBS if name in record}
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "memory.md").write_text(show(both) + "\n")
+    (RESULTS / "memory.md").write_text(page(both))
     whole = {name: [asdict(each) for each in pair] for name, pair in both.items()}
     (RESULTS / "memory.json").write_text(json.dumps(whole, indent=1) + "\n")
 

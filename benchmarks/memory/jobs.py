@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks.environments import ROOT
-from benchmarks.memory.pretend_gpu import Counted, PretendGpu, batch_of
-from rljob_api import load_jobs, resolve
-from rljob_api.memory import ModelShape, known_shape
+from benchmarks.memory.examples import Example, config_of
+from benchmarks.memory.pretend_gpu import Counted, PretendGpu
+from benchmarks.memory.rows import batch_of
+from rljob_api.memory import known_shape
 from rljob_api.memory.inputs import MemoryInputs
 from rljob_api.memory.trainer import TrainerRank
 from rljob_api.resolved import ResolvedJob
 from rljob_trainer.learner.settings import LearnerSettings
 
-EXAMPLES = ROOT / "examples"
 DAPO = "fully-async-dapo-7b"
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """Files of ``examples/`` laid over each other, and settings."""
-
-    files: Sequence[str]
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-    def resolved(self, *, offload: bool | None = None) -> ResolvedJob:
-        """``offload``: in place of what the files say of it."""
-        first, *overlays = (EXAMPLES / file for file in self.files)
-        settings = [f"{path}={value}" for path, value in self.settings.items()]
-        if offload is not None:
-            settings.append(f"trainer.offload={str(offload).lower()}")
-        [job] = load_jobs(first, settings, overlays)
-        return resolve(job)
 
 
 PPO_7B = "gsm8k at 7B on 4 ranks"
@@ -69,36 +50,6 @@ class Measured:
 
     counted: Counted
     planned: int
-
-
-def config_of(shape: ModelShape) -> dict[str, Any]:
-    """The ``config.json`` of a model of this shape, whose layers see all, or as its family does it."""
-    caps = {"attn_logit_softcapping": shape.caps_scores, "final_logit_softcapping": shape.caps_logits}
-    gemma = {name: 30.0 if capped else None for name, capped in caps.items()} if shape.sandwiched else {}
-    experts = {
-        "num_experts": shape.experts,
-        "num_experts_per_tok": shape.experts_per_token,
-        "moe_intermediate_size": shape.expert_width,
-        "decoder_sparse_step": 1,
-    }
-    return {
-        **gemma,
-        **(experts if shape.experts else {}),
-        "model_type": shape.family,
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_width,
-        "intermediate_size": shape.intermediate,
-        "vocab_size": shape.vocabulary,
-        "tie_word_embeddings": shape.tied,
-    }
-
-
-def fullest(rank: TrainerRank) -> int:
-    """Of an update, by the plan: nothing is scored on the pretended GPU."""
-    return max(moment.total for moment in rank.all() if not moment.name.startswith("score"))
 
 
 def measure(job: ResolvedJob, gpu: PretendGpu, memory: int, layers: int | None = None) -> tuple[Counted, TrainerRank]:

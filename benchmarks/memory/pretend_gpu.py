@@ -8,7 +8,7 @@ has its streams, and host memory is a GPU's that nobody counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,11 +26,12 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.memory.owned import PASSING, owned
+from benchmarks.memory.rows import in_one_row
 from rljob_trainer.algorithms import kept, moments, segments
 from rljob_trainer.learner import attention, lora, residence
 from rljob_trainer.learner import rank as rank_module
 from rljob_trainer.learner.attention import ATTENTION, Packed
-from rljob_trainer.learner.backend import Placement, RowRules
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2, build
 from rljob_trainer.learner.backends.fsdp2.mesh import context_of, tensor_of
 from rljob_trainer.learner.context import Context
@@ -41,7 +42,6 @@ from rljob_trainer.learner.protocol import LossSettings, SequenceBatch, UpdateRe
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.tensor import TensorRanks
 from rljob_trainer.learner.trained import Trained
-from rljob_trainer.learner.work import Share, cut
 from rljob_trainer.models import soft_capping
 
 _GPU, _HOST = torch.device("cpu"), torch.device("cuda", 0)
@@ -72,40 +72,46 @@ class Counted:
     """Between two updates: weights, moments, a reference, as far as they don't rest in host memory."""
     peak: int
     """At the fullest moment of an update."""
+    parts: Mapping[str, int]
+    """Of that moment: what the rank keeps by the memory plan's names (``owned.py``), and the rest as ``PASSING``."""
 
 
-def batch_of(groups: int, prompt: int, siblings: int, response: int) -> SequenceBatch:
-    """Equal groups of equal lengths, with every stream."""
-    count = groups * siblings
-    tokens = count * response
-    ids = []
-    for group in range(groups):
-        # Prompts differ, or they would be shared.
-        start = np.full(prompt, group + 1, dtype=np.int32)
-        ids += [start, np.zeros(response, dtype=np.int32)] * siblings
-    ones = np.ones(tokens, dtype=np.float32)
-    return SequenceBatch(
-        token_ids=np.concatenate(ids),
-        prompt_lengths=np.full(count, prompt),
-        response_lengths=np.full(count, response),
-        mask=np.ones(tokens, dtype=bool),
-        advantages=ones,
-        returns=ones,
-        values=ones,
-        old_log_probs=-ones,
-        rollout_log_probs=-ones,
-        ref_log_probs=-ones,
-    )
+_LOOK = 1.01
 
 
 class _Tracker(MemTracker):
     """Keeps the device's peak alone, not that of each module besides: that takes time by the square of the layers."""
+
+    _rank: rank_module.LearnerRank | None = None
+    _kept: Mapping[str, int] = {}
+    _looked_at = 0
+
+    def look_at(self, rank: rank_module.LearnerRank) -> None:
+        """From now on the tracker asks at peaks whose they are."""
+        self._rank = rank
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Whose the bytes are at the peak. What is kept was looked at when the peak had been reached to a percent: a
+        look takes a tenth of a second, and of new peaks there are thousands."""
+        return {**self._kept, PASSING: _bytes(self, "peak") - sum(self._kept.values())}
 
     def begin(self) -> int:
         """The bytes that are there now, from which on the peak counts: a model comes onto a real GPU cut up, and onto
         this one as a whole."""
         self._peak_mem.clear()
         return _bytes(self, "current")
+
+    def __torch_dispatch__(
+        self, func: torch._ops.OpOverload, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if DTensor not in types and args and isinstance(args[0], FakeTensor):
+            # Half of what comes by asks a tensor for its device or makes a view, and neither takes memory.
+            if func is torch.ops.prim.device.default:
+                return args[0].device
+            if func.is_view:
+                return func(*args, **kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> tuple[int, int]:
         # Its hooks tell gradients by their kind, and a frozen parameter cannot have one.
@@ -116,6 +122,9 @@ class _Tracker(MemTracker):
         if now["Total"] > self._peak_mem.get(_GPU, 0):
             self._peak_mem[_GPU] = now["Total"]
             self._peak_mem_snap[_GPU] = dict(now)
+            if self._rank is not None and now["Total"] > _LOOK * self._looked_at:
+                self._looked_at = now["Total"]
+                self._kept = owned(self._rank, _GPU)
 
 
 class PretendGpu:
@@ -132,7 +141,7 @@ class PretendGpu:
             with tracker:
                 rank = self._rank(config, settings, tracker, *meshes)
                 tracker.begin()
-                share = _in_one_row(batch)
+                share = in_one_row(batch)
                 policy = rank.actor.module
                 place = Place(
                     rank.device,
@@ -151,19 +160,22 @@ class PretendGpu:
         settings: LearnerSettings,
         batch: SequenceBatch,
         passes: int = 2,
+        critic: dict[str, Any] | None = None,
     ) -> Counted:
-        """Of an update with one optimizer step, of ``passes`` rows, each of them the whole ``batch``."""
+        """Of an update with one optimizer step, of ``passes`` rows, each of them the whole ``batch``. ``critic``: the
+        configuration of a critic that starts from another model."""
         settings = replace(settings, model_path=Path("nowhere"), device="cpu")
         with self._meshes(settings) as meshes, FakeTensorMode(allow_non_fake_inputs=True):
             tracker = _Tracker()
             with tracker:
-                rank = self._rank(config, settings, tracker, *meshes)
-                share = _in_one_row(batch)
+                rank = self._rank(config, settings, tracker, *meshes, critic=critic)
+                share = in_one_row(batch)
                 share.micro_batches[0] *= passes
                 state = tracker.begin()
+                tracker.look_at(rank)
                 with suppress(_UpdatedError):
                     rank.update(share, LossSettings(), UpdateRequest(update_critic=rank.critic is not None))
-            return Counted(state, _bytes(tracker, "peak"))
+            return Counted(state, _bytes(tracker, "peak"), tracker.parts)
 
     def _rank(
         self,
@@ -173,11 +185,12 @@ class PretendGpu:
         mesh: DeviceMesh,
         context: Context | None,
         tensor: TensorRanks | None,
+        critic: dict[str, Any] | None = None,
     ) -> rank_module.LearnerRank:
-        family = config["model_type"]
-        made = AutoConfig.for_model(family, **{name: value for name, value in config.items() if name != "model_type"})
-
-        def load(dtype: torch.dtype) -> Any:
+        def load(dtype: torch.dtype, described: dict[str, Any]) -> Any:
+            made = AutoConfig.for_model(
+                described["model_type"], **{name: value for name, value in described.items() if name != "model_type"}
+            )
             model = AutoModelForCausalLM.from_config(made, dtype=dtype, attn_implementation=ATTENTION)
             model.config.use_cache = False
             return model.eval()
@@ -195,8 +208,8 @@ class PretendGpu:
             return packed
 
         patch = self._patch
-        patch.setattr(build, "load_policy", lambda *_, dtype, chunk, **__: Policy(load(dtype), chunk, tensor))
-        patch.setattr(build, "load_critic", lambda *_, dtype, **__: Critic(load(dtype)))
+        patch.setattr(build, "load_policy", lambda *_, dtype, chunk, **__: Policy(load(dtype, config), chunk, tensor))
+        patch.setattr(build, "load_critic", lambda *_, dtype, **__: Critic(load(dtype, critic or config)))
         patch.setattr(lora, "base_digest", lambda _: "0" * 64)
         patch.setattr(build, "FolderWeights", lambda _: None)  # the weights are there, without numbers
         patch.setattr(build, "join", lambda *_: mesh)
@@ -256,11 +269,6 @@ def _applied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], 
         for name, buffer in part.named_buffers(recurse=False):
             setattr(part, name, change(buffer))
     return module
-
-
-def _in_one_row(batch: SequenceBatch) -> Share:
-    (share,) = cut(batch, [range(len(batch))], [Placement(0)], RowRules(1 << 40)).shares
-    return share
 
 
 def _bytes(tracker: MemTracker, when: str) -> int:

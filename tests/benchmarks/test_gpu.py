@@ -19,7 +19,20 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import accept, engine, learner, outcomes, own_process, part, parts, processes, publication, step
+from benchmarks.gpu import (
+    accept,
+    ending,
+    engine,
+    learner,
+    memory,
+    outcomes,
+    own_process,
+    part,
+    parts,
+    processes,
+    publication,
+    step,
+)
 from benchmarks.gpu.baseline import CHECK_NAME, KeptBaseline
 from benchmarks.gpu.figures import Figure, Writer, read, read_notes
 from benchmarks.gpu.step import JOB, SEPARATE
@@ -27,6 +40,8 @@ from benchmarks.gpu.wheels import beside_torch, own
 from benchmarks.machine import Hardware
 
 from rljob_api import load_jobs, resolve
+from rljob_api.memory import known_shape, untold
+from rljob_api.memory.inputs import MemoryInputs
 from rljob_trainer.driver.gpus import gpus_wanted
 
 
@@ -35,6 +50,8 @@ def figures(outcome: outcomes.PartOutcome) -> dict[str, float]:
 
 
 FAKE = "#!/bin/sh\n"
+HOPPER = (9, 0)
+"""An H100's compute capability."""
 
 
 def python_that(folder: Path, script: str) -> str:
@@ -79,23 +96,47 @@ def test_a_line_that_was_begun_when_its_part_was_killed_does_not_count(tmp_path:
 
 def test_on_one_gpu_what_needs_two_is_listed_as_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "find_spec", lambda name: object())
-    lacks = {part.name: parts.lacking(part, "cuda", 1, tmp_path) for part in parts.PARTS}
+    lacks = {part.name: parts.lacking(part, "cuda", 1, tmp_path, HOPPER) for part in parts.PARTS}
     two = "needs 2 GPUs, and this machine has 1"
     assert {name: lack for name, lack in lacks.items() if lack is not None} == {
         "publication-nccl": two,
         "killed-nccl": two,
         "step-separate": two,
+        "step-separate-deterministic": two,
         "step-trl": "TRL with vLLM is not installed: `python3 -m benchmarks.gpu.peer` makes its environment",
     }
+
+
+def test_on_a_card_without_what_batch_invariance_needs_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "find_spec", lambda name: object())
+    lacks = {part.name: parts.lacking(part, "cuda", 2, tmp_path, (7, 5)) for part in parts.PARTS}
+    assert {name for name, lack in lacks.items() if lack == "needs compute capability 8.0, this card has 7.5"} == {
+        "step-deterministic",
+        "step-separate-deterministic",
+    }
+    newer = [parts.lacking(part, "cuda", 2, tmp_path, (12, 0)) for part in parts.PARTS]
+    assert not any("capability" in lack for lack in newer if lack is not None)
+
+
+@pytest.mark.parametrize(("printed", "capability"), [("9.0", (9, 0)), ("12.1", (12, 1)), ("", (0, 0))])
+def test_torch_is_asked_for_the_card_s_compute_capability(
+    tmp_path: Path, printed: str, capability: tuple[int, int]
+) -> None:
+    assert parts.capability_of(python_that(tmp_path, f"echo {printed}")) == capability
 
 
 def test_packages_that_are_missing_are_named_and_what_wants_torch_alone_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "find_spec", lambda name: None if name in ("ray", "vllm") else object())
-    alone = [part.name for part in parts.PARTS if parts.lacking(part, "cuda", 1, tmp_path) is None]
-    assert alone == ["attention", "learner", "publication", "publication-ipc", "killed", "compile"]
-    lack = parts.lacking(parts.BY_NAME["step-colocated"], "cuda", 1, tmp_path)
+    alone = [part.name for part in parts.PARTS if parts.lacking(part, "cuda", 1, tmp_path, HOPPER) is None]
+    assert alone == [
+        *("attention", "learner", "publication", "publication-ipc", "killed", "compile"),
+        *("memory", "profile", "deterministic"),
+    ]
+    lack = parts.lacking(parts.BY_NAME["step-colocated"], "cuda", 1, tmp_path, HOPPER)
     assert lack is not None
     assert "no vllm and no ray: `make install ACCELERATOR=gpu`" in lack
 
@@ -152,6 +193,7 @@ def test_results_that_cannot_be_written_are_said_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "gpu_count", lambda python: 1)
+    monkeypatch.setattr(command, "capability_of", lambda python: HOPPER)
     (tmp_path / "file").write_text("")
     said = said_by(["--only", "attention", "--results", str(tmp_path / "file" / "sub"), "--cache", str(tmp_path)])
     assert f"{tmp_path}/file/sub" in said
@@ -172,12 +214,52 @@ def test_a_part_for_which_all_time_is_too_little_says_how_much_it_may_take(
 
     monkeypatch.setattr(command, "run", run)
     found = command.check(["learner"], "cpu", tmp_path, tmp_path, 1.0)
-    assert found["learner"].reason == "10 s are too little for it, which may take 700 s: `--seconds 70`"
+    assert found["learner"].reason == "10 s are too little for it, which may take 1500 s: `--seconds 150`"
     # A second part for which nothing is left has had enough in the beginning.
     monkeypatch.setattr(command, "gpu_count", lambda python: 1)
-    found = command.check(["publication-ipc", "killed"], "cuda", tmp_path, tmp_path, 12.0)
+    monkeypatch.setattr(command, "capability_of", lambda python: HOPPER)
+    found = command.check(["publication-ipc", "killed"], "cuda", tmp_path, tmp_path, 22.0)
     assert found["publication-ipc"].state == "measured"
-    assert found["killed"].reason == "no time was left of 12 s: `--only killed`"
+    assert found["killed"].reason == "no time was left of 22 s: `--only killed`"
+
+
+@pytest.mark.parametrize("said", ["nan", "0", "-5", "inf", "a while"])
+def test_a_time_in_which_nothing_can_be_measured_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main([f"--seconds={said}", "--device=cpu", "--results", str(tmp_path / "results")])
+    assert ended.value.code == 2
+    assert f"--seconds: '{said}' is no number of seconds above 0: 480, say" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow(stands_for="[on a CPU]")
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("cuda", "1 s at most for all parts together\n"),
+        ("cpu", "10 s at most for all parts together (10 times what --seconds says, since this is a CPU)\n"),
+    ],
+    ids=["on a GPU", "on a CPU"],
+)
+def test_a_check_that_measures_nothing_says_so_and_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str, said: str
+) -> None:
+    monkeypatch.setattr(parts, "find_spec", lambda name: object())
+    monkeypatch.setattr(command, "gpu_count", lambda python: 1)
+    monkeypatch.setattr(command, "capability_of", lambda python: HOPPER)
+    found = said_by(["--seconds=1", "--device", device, "--results", str(tmp_path), "--cache", str(tmp_path / "cache")])
+    assert found == "no part was measured, for the reasons above"
+    printed = capsys.readouterr().out
+    assert printed.startswith(said)
+    assert "- attention: not measured: " in printed
+
+
+def test_the_help_says_that_a_cpu_has_more_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    assert "(default: 480); --device cpu has 10 times as many" in " ".join(capsys.readouterr().out.split())
 
 
 CHECK = """
@@ -187,6 +269,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 command.run = functools.partial(command.run, python=sys.argv[1])
 command.gpu_count = lambda python: 1
+command.capability_of = lambda python: (9, 0)
 command.main(["--only", "attention", "learner", "--results", sys.argv[2], "--cache", sys.argv[2]])
 """
 """The command with two parts that are stood in for."""
@@ -212,6 +295,65 @@ def running_check(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[ps
     finally:
         process.kill()
         process.wait()
+
+
+HOLDS_A_SEMAPHORE = """
+import multiprocessing, signal, sys, time
+if __name__ == "__main__":
+    if sys.argv[2] == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    context = multiprocessing.get_context("spawn")
+    held = context.Lock()
+    child = context.Process(target=time.sleep, args=(600,))
+    child.start()
+    from pathlib import Path
+    Path(sys.argv[1]).with_suffix(".begun").write_text(f"{held._semlock.name} {child.pid}")
+    Path(sys.argv[1]).with_suffix(".begun").rename(sys.argv[1])
+    time.sleep(600)
+"""
+"""What a process pool of a part has: a semaphore by name, and a process that was started anew."""
+
+
+def semaphore_of(told: Path, process: subprocess.Popen[bytes]) -> tuple[Path, psutil.Process]:
+    """Once the program is so far: the file of its semaphore, and the process that it has started."""
+    give_up = time.monotonic() + 60
+    while not told.exists():
+        assert process.poll() is None
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    name, child = told.read_text().split()
+    semaphore = Path(f"/dev/shm/sem.{name.removeprefix('/')}")
+    assert semaphore.exists()
+    return semaphore, psutil.Process(int(child))
+
+
+@pytest.mark.parametrize("manner", ["polite", "stubborn"])
+def test_no_semaphore_stays_of_a_part_that_is_ended(tmp_path: Path, manner: str) -> None:
+    program, told = tmp_path / "part.py", tmp_path / "told"
+    program.write_text(HOLDS_A_SEMAPHORE)
+    with subprocess.Popen([sys.executable, program, told, manner], start_new_session=True) as process:
+        semaphore, child = semaphore_of(told, process)
+        ending.end(process, 0.2)
+    assert not semaphore.exists()
+    wait_for_the_end_of([child])
+
+
+def test_no_semaphore_stays_of_a_part_whose_check_is_killed(tmp_path: Path) -> None:
+    program, told = tmp_path / "part.py", tmp_path / "told"
+    program.write_text(HOLDS_A_SEMAPHORE)
+    check = (
+        "import subprocess, sys; from benchmarks.gpu.ending import guarded\n"
+        "with guarded(process := subprocess.Popen(sys.argv[1:], start_new_session=True)): process.wait()"
+    )
+    command_line = [sys.executable, "-c", check, sys.executable, program, told, "polite"]
+    with subprocess.Popen(command_line, env={**os.environ, "PYTHONPATH": command.IMPORTABLE}) as process:
+        semaphore, child = semaphore_of(told, process)
+        process.kill()
+    wait_for_the_end_of([child])
+    give_up = time.monotonic() + 30
+    while semaphore.exists():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
 
 
 def wait_for_the_end_of(processes: list[psutil.Process]) -> None:
@@ -275,15 +417,23 @@ def test_what_a_rank_does_is_measured_with_a_ranks_environment_and_engines_besid
 def test_on_one_gpu_every_part_has_its_time(tmp_path: Path) -> None:
     """Those that repeat what another one does come last: by name, or where the others were quick."""
     alone = [part for part in parts.PARTS if part.gpus == 1]
-    last = ["compile", "engine-process", "engine-process-weights", "step-deterministic", "step-trl"]
-    assert [part.name for part in alone[-5:]] == last
-    assert sum(part.seconds for part in alone[:-5]) <= command.SECONDS
+    first = [part.name for part in alone].index("compile")
+    last = ["memory", "profile", "deterministic", "engine-process", "engine-process-weights", "step-deterministic"]
+    assert [part.name for part in alone[first:]] == ["compile", *last, "step-trl"]
+    # A part is begun with half of what it may take; on a machine that has them all compiled, that is enough.
+    assert sum(part.seconds / 2 for part in alone[:first]) <= command.SECONDS
 
 
 @pytest.mark.parametrize(
     ("job", "settings"),
-    [(JOB, {}), (JOB, SEPARATE), (accept.EXAMPLE, accept.PPO), (JOB, accept.GRPO)],
-    ids=["colocated", "separate", "accept's PPO", "accept's GRPO"],
+    [
+        (JOB, {}),
+        (JOB, SEPARATE),
+        (JOB, {**SEPARATE, "deterministic": True}),
+        (accept.EXAMPLE, accept.PPO),
+        (JOB, accept.GRPO),
+    ],
+    ids=["colocated", "separate", "separate, deterministic", "accept's PPO", "accept's GRPO"],
 )
 def test_the_jobs_that_are_run_are_valid(job: Path, settings: dict[str, object]) -> None:
     assert load_jobs(job, [f"{path}={value}" for path, value in settings.items()])
@@ -387,6 +537,44 @@ def test_results_of_another_card_are_left_alone(tmp_path: Path, earlier: str | N
     outcomes.ResultsFile(tmp_path, "cuda", other).keep({"learner": measured(2.0)})
     assert (tmp_path / "gpu.json").read_text() == earlier
     assert list(kept(tmp_path / "gpu-nvidia-l4-23034-mib.json")) == ["engine", "learner"]
+
+
+def test_each_part_has_the_versions_that_it_was_measured_with(tmp_path: Path) -> None:
+    older = replace(MACHINE, versions={"torch": "2.11.0", "driver": "580.159"})
+    outcomes.ResultsFile(tmp_path, "cuda", older).keep({"attention": measured(1.0), "killed": measured(1.0)})
+    newer = replace(MACHINE, versions={"torch": "2.13.0", "vllm": "0.32.0", "driver": "580.159"})
+    results = outcomes.ResultsFile(tmp_path, "cuda", newer)
+    results.keep({"killed": measured(2.0), "engine": measured(3.0)})
+    found = json.loads(results.path.read_text())["results"]
+    assert {part: entry["versions"] for part, entry in found.items()} == {
+        "attention": {"Python": "3.12", "torch": "2.11.0", "driver": "580.159"},
+        "killed": {"Python": "3.12", "torch": "2.13.0", "vllm": "0.32.0", "driver": "580.159"},
+        "engine": {"Python": "3.12", "torch": "2.13.0", "vllm": "0.32.0", "driver": "580.159"},
+    }
+    lines = [
+        line.partition(" in 3 s")[2] for line in (tmp_path / "gpu.md").read_text().splitlines() if " in 3 s" in line
+    ]
+    assert lines == [", with torch 2.11.0 (vllm: none, or not on record)", "", ""]
+
+
+def test_results_from_before_versions_were_kept_stay_without_any(tmp_path: Path) -> None:
+    outcomes.ResultsFile(tmp_path, "cuda", MACHINE).keep({"attention": measured(1.0)})
+    whole = json.loads((tmp_path / "gpu.json").read_text())
+    del whole["results"]["attention"]["versions"]
+    (tmp_path / "gpu.json").write_text(json.dumps(whole))
+    outcomes.ResultsFile(tmp_path, "cuda", MACHINE).keep({"killed": measured(2.0)})
+    assert list(kept(tmp_path / "gpu.json")) == ["attention", "killed"]
+    assert "in 3 s (Python: none, or not on record)" in (tmp_path / "gpu.md").read_text()
+
+
+def test_the_committed_results_name_the_versions_of_each_part() -> None:
+    folder = command.HERE / "results"
+    results = json.loads((folder / "gpu.json").read_text())["results"]
+    for name, entry in results.items():
+        assert {"torch", "driver"} <= entry["versions"].keys(), name
+        if "vllm" in parts.BY_NAME[name].packages:
+            assert entry["versions"]["vllm"] == "0.32.0"
+    assert re.search(r"^- attention: .*, with torch 2\.11 ", (folder / "gpu.md").read_text(), re.MULTILINE)
 
 
 class FakeWorkshop:
@@ -565,3 +753,14 @@ def test_what_is_accepted_is_shown_as_it_goes_kept_when_it_is_interrupted_and_go
     # Killed outright, it leaves no run that holds the GPU.
     left = int(log.read_text().splitlines()[-2].split()[0])
     wait_for_the_end_of([psutil.Process(left)] if psutil.pid_exists(left) else [])
+
+
+@pytest.mark.parametrize("name", memory.CASES)
+def test_a_job_whose_memory_is_measured_has_one_rank_and_a_model_that_the_plan_knows(name: str) -> None:
+    case = memory.CASES[name]
+    job = case.example.resolved()
+    shape = known_shape(job.spec.model.source or "")
+    assert shape is not None
+    assert MemoryInputs.of(job, shape).ranks == 1
+    assert case.layers is None or case.layers < shape.layers
+    assert untold(job, shape) is None

@@ -67,6 +67,12 @@ def test_without_a_gpu_nothing_is_made(ready: Ready, monkeypatch: pytest.MonkeyP
     assert not ready.runs.exists()
 
 
+def test_a_wrong_folder_of_models_is_told_before_a_missing_gpu(ready: Ready, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept, "gpu_count", lambda python: 0)
+    ready.models = ready.models.with_name("elsewhere")
+    assert refused(ready).startswith(f"{ready.models}/Qwen2.5-0.5B-Instruct has no config.json; ")
+
+
 @pytest.mark.parametrize(("commit", "stays"), [("c070a5e", True), ("c070a5e-dirty", False), ("unknown", False)])
 def test_what_was_run_with_code_that_is_not_committed_is_not_used_again(
     ready: Ready, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], commit: str, stays: bool

@@ -136,6 +136,19 @@ def test_a_gpu_without_nvidia_smi_has_the_name_that_torch_gives_it(tmp_path: Pat
     assert Hardware.here().accelerator == "NVIDIA L4, 23034 MiB"
 
 
+def test_the_driver_is_among_the_versions(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "DRIVER_FILE", tmp_path / "version")
+    assert "driver" not in Hardware.here().versions
+    # As open kernel modules write it, and as the others do.
+    for kind in ("NVIDIA UNIX Open Kernel Module for x86_64", "NVIDIA UNIX x86_64 Kernel Module"):
+        text = f"NVRM version: {kind}  580.159.03  Release Build  (a@b)\nGCC version:  gcc version 12.2.0 (Debian)\n"
+        (tmp_path / "version").write_text(text)
+        assert Hardware.here().versions["driver"] == "580.159.03"
+    program(programs / "nvidia-smi", "581.10\n581.10")
+    machines._printed.cache_clear()
+    assert Hardware.here().versions["driver"] == "581.10"
+
+
 def test_what_torch_is_asked_is_a_program_that_runs() -> None:
     asked = subprocess.run([sys.executable, "-c", machines._ASKS_TORCH], capture_output=True, text=True, check=True)
     assert all(re.fullmatch(r".+, \d+ MiB", line) for line in asked.stdout.splitlines())

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from benchmarks.memory.__main__ import CARD, RESULTS, read, show, verdict
-from benchmarks.memory.jobs import EXAMPLES, JOBS, NOT_MEASURED, PPO_7B, PPO_7B_CHECKPOINTING, fullest
+from benchmarks.memory.__main__ import CARD, RESULTS, page, read, verdict
+from benchmarks.memory.examples import EXAMPLES, fullest
+from benchmarks.memory.jobs import JOBS, NOT_MEASURED, PPO_7B, PPO_7B_CHECKPOINTING
 
 from rljob_api.memory import known_shape
 from rljob_api.memory.inputs import MemoryInputs
@@ -41,7 +42,7 @@ def test_the_record_says_what_ppo_at_7b_on_four_gpus_needs() -> None:
     """Activation checkpointing. Offload takes the reference away, an eighth of what is left: critic and actor and the
     moments of both are there throughout an update."""
     record = read((RESULTS / "memory.json").read_text())
-    assert (RESULTS / "memory.md").read_text() == show(record) + "\n"
+    assert (RESULTS / "memory.md").read_text() == page(record)
     assert list(record) == list(JOBS)
     verdicts = {name: verdict(*both) for name, both in record.items()}
     assert verdicts.pop(PPO_7B).startswith("needs more ranks, trainer.activationCheckpointing")

@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import yaml
+from requirements.lock import pins
 
 from testcluster import building
 from testcluster.images import Image, pack, read_configuration, read_names
@@ -102,6 +103,21 @@ def test_the_gpu_image_has_what_nccl_needs_for_infiniband_and_looks_that_it_load
     (installed,) = re.findall(r'"\$\{ACCELERATOR\}" = gpu \]; then set -- (.*?); else', text)
     assert {"libibverbs1", "ibverbs-providers", "librdmacm1"} <= set(installed.split())
     assert 'ctypes.CDLL("libibverbs.so.1")' in text
+
+
+def test_the_gpu_image_has_a_cuda_compiler_that_nothing_finds_as_the_pages_say() -> None:
+    """Where FlashInfer looks: CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda (tests/trainer/rollout/test_vllm_arguments.py
+    says what vLLM concludes). The package's nvcc is in nvidia/cu13/bin."""
+    assert {"nvidia-cuda-nvcc", "ninja"} <= pins((ROOT / "requirements/gpu.txt").read_text()).keys()
+    stage = (ROOT / "Dockerfile").read_text().partition(" AS trainer\n")[2]
+    settings = " ".join(re.findall(r"^ENV (.*)$", stage, flags=re.MULTILINE))
+    assert set(re.findall(r"PATH=(\S+)", settings)) == {"/opt/rljob/bin:$PATH"}
+    assert "CUDA_" not in settings
+    page = (ROOT / "docs/real-cluster.md").read_text()
+    assert "site-packages/nvidia/cu13/bin`; but nothing finds it there" in page
+    minor = re.search(r"^ARG PYTHON_IMAGE=.*python:(3\.\d+)", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert minor is not None
+    assert f"/opt/rljob/lib/python{minor[1]}/site-packages/nvidia" in page
 
 
 def test_a_checkouts_interpreter_is_in_the_image_under_each_name_that_environments_link_to(tmp_path: Path) -> None:

@@ -75,13 +75,13 @@ def test_the_parts_that_want_torch_alone_run_with_what_is_carried_beside_it_and_
     assert {"ray", "vllm", "pyarrow", "packaging", "accelerate"} & {*away} == {"ray", "vllm", "pyarrow"}
     (tmp_path / "sitecustomize.py").write_text(HIDING.format(hidden=away))
     monkeypatch.setattr(command, "IMPORTABLE", os.pathsep.join([str(tmp_path), command.IMPORTABLE]))
-    names = ["attention", "learner", "publication", "publication-ipc", "killed", "compile"]
+    names = ["attention", "learner", "publication", "publication-ipc", "killed", "compile", "profile", "deterministic"]
     outcomes = command.check(names, "cpu", cache, tmp_path, command.SECONDS)
     assert {name: outcome.reason for name, outcome in outcomes.items()} == dict.fromkeys(names, "")
     missed = [figure for outcome in outcomes.values() for figure in outcome.figures if figure.met is False]
     assert not missed
     # Forward and three gradients: with grouped heads, without, and with capped scores.
-    assert len(outcomes["attention"].figures) == 12
+    assert len(outcomes["attention"].figures) == 20
     assert figures(outcomes["learner"])["small, bfloat16: update_actor"] > 0
     # As the learner's own tests have it: programs and layers as they are have one gradient.
     assert figures(outcomes["compile"])["compile: gradient, relative difference"] < 1e-5
@@ -89,8 +89,11 @@ def test_the_parts_that_want_torch_alone_run_with_what_is_carried_beside_it_and_
     with_gradients, all_programs = (
         figures(outcomes["compile"])[f"compile: programs for {what}"] for what in ("a gradient", "gradients and scores")
     )
-    assert 0 < with_gradients < all_programs <= 12
+    # The output layer has its own in both directions, and one more without gradients.
+    assert 0 < with_gradients < all_programs <= 16
     assert figures(outcomes["compile"])["compile: first pass against scores, compiled, largest difference"] == 0
+    shares = [value for name, value in figures(outcomes["profile"]).items() if name.endswith("of its work")]
+    assert 0.5 < sum(shares) <= 2.001  # of scoring and of an update
     written = json.loads((tmp_path / "gpu_on_cpu.json").read_text())["results"]
     assert list(written) == names
 

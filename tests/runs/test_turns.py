@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def test_a_run_in_turns_computes_the_same(runner: Runner) -> None:
     ours = {"program": (str(Path(__file__).with_name("in_turns.py")),)}
     metrics, told = {}, {}
     for name, frees, options, ends in (
-        ("plain", True, {"cold": True}, "4"),
+        ("plain", True, {}, "4"),
         ("keeps", False, ours, "4"),
         ("frees", True, ours, "24"),
     ):
@@ -47,3 +48,58 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
     taken = ("time", "timing/", "throughput/", "memory/", "rollout/seconds/", "validation/", "progress/epoch")
     ends = ("seconds", "_idle_ratio")
     return {name: value for name, value in record.items() if not name.startswith(taken) and not name.endswith(ends)}
+
+
+@pytest.mark.slow(stands_for="[torch-1-submit,update,sleep,wake_weights,receive_weights,wake,score]")
+@pytest.mark.parametrize(
+    ("engine", "ranks", "kills"),
+    [
+        ("torch", 1, "submit,update,sleep,wake_weights,receive_weights,wake,score"),
+        ("torch", 2, "update,submit,wake_weights,receive_weights"),
+        pytest.param("vllm", 1, "submit,wake_weights", marks=pytest.mark.vllm),
+    ],
+)
+def test_engines_that_are_killed_whoever_s_turn_it_is_are_replaced(
+    runner: Runner, engine: str, ranks: int, kills: str
+) -> None:
+    """Of real processes, of which those that share a device keep to their turns: every prompt is trained, by one
+    process that never starts again."""
+    job = copy_job(
+        placement="colocated",
+        rollout={"engine": engine, "maxResponseTokens": 3},
+        trainer={"optimizer": {"learningRate": 1e-3}, "replicas": ranks},
+        validation={"atStart": False},
+        checkpoint={"everySteps": 100},
+        stop={"epochs": 1},
+    )
+    output, log = runner.folder / "output", runner.folder / "killed.log"
+    environment = {"KILLS": kills, "KILLED_LOG": str(log)}
+    program = (str(Path(__file__).with_name("killed_in_turns.py")),)
+    runner.run("run", runner.write(job), "--output", output, program=program, environment=environment)
+    told = log.read_text().splitlines()
+    killed = [line.split()[1:] for line in told if line.startswith("killed")]
+    assert [moment for moment, _ in killed] == kills.split(",")
+    # The last one may still be on its way when the run ends.
+    starts = [line for line in told if line.startswith("start ")]
+    assert ranks + len(killed) - 1 <= len(starts) <= ranks + len(killed)
+    check_starts(told)
+    with sqlite3.connect(f"file:{output / 'ledger.sqlite'}?mode=ro", uri=True) as ledger:
+        ends = ledger.execute("SELECT state, count(*) FROM groups GROUP BY state").fetchall()
+    assert ends == [("trained", 80)]
+    assert [record["step"] for record in metrics_of(output) if record["step"] > 0] == list(range(1, 11))
+
+
+def check_starts(told: list[str]) -> None:
+    """No engine starts before the learner has left, and the learner does not come before it has."""
+    starting: set[str] = set()
+    learner = "the learner wakes"
+    for line in told:
+        what, _, name = line.partition(" ")
+        if what == "start":
+            assert learner == "the learner rests", told
+            starting.add(name)
+        elif what == "started":
+            starting.remove(name)
+        elif not line.startswith("killed"):
+            learner = line
+            assert not starting, told

@@ -15,9 +15,9 @@ def cut_for(
     *,
     ranks: int,
     token_budget: int,
-    share_prompts: bool = True,
+    share_prefixes: bool = True,
     halved_from: int | None = None,
 ) -> Cut:
     """The shares of ``ranks`` data indices."""
-    rules = RowRules(token_budget, share_prompts, halved_from=halved_from)
+    rules = RowRules(token_budget, share_prefixes, halved_from=halved_from)
     return cut(batch, mini_batches, [Placement(rank) for rank in range(ranks)], rules)

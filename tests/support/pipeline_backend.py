@@ -54,7 +54,7 @@ class Pipeline:
         )
 
     def rules(self, settings: LearnerSettings) -> RowRules:
-        return RowRules(settings.micro_batch_tokens, settings.share_prompts, count_multiple=2, length_multiple=16)
+        return RowRules(settings.micro_batch_tokens, settings.share_prefixes, count_multiple=2, length_multiple=16)
 
     def has_live_model(self, settings: LearnerSettings) -> bool:
         return False

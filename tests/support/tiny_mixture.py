@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
-from rljob_trainer.learner.packing import offsets_of
+from rljob_trainer.learner.prefixes import offsets_of
 from rljob_trainer.learner.protocol import SequenceBatch
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.work import Share, cut

@@ -63,7 +63,7 @@ def _uniform(parent: Node, path: Path) -> Iterator[tuple[Path, Node, ChangeClass
 
 
 def _all_classes(node: Node) -> set[ChangeClass]:
-    """Those of a part and of all that is in it."""
+    """Returns the classes of a part and of all that is in it."""
     return {node.change.when}.union(*(_all_classes(child) for child in node.fields.values()))
 
 

@@ -29,6 +29,11 @@ _SCORES = 1 << 26
 _SCORE_BYTES = 14
 """Of each in the backward pass: the hyperbolic tangent, the probability and its gradient in float32, and one of them in
 half precision."""
+_FLASH_ROWS = 128
+"""Queries of a block of flash attention's backward pass, which pads each segment by as many."""
+_PROCESSORS = 148
+"""Of the GPU with most of them (B200): deterministic gradients of queries are summed in parts where there are fewer
+segments and heads."""
 _KL_FLOATS = 6
 """Float32 matrices ``[chunk, vocabulary]`` at once in the backward pass of the exact KL."""
 
@@ -46,15 +51,17 @@ class RowPass:
     """Ranks that compute the row together, each a part of its tokens, and in attention a part of the heads."""
     adapter: AdapterShape | None = None
     """What alone is trained; None: the whole model. A product with a frozen matrix keeps nothing of what it reads."""
+    deterministic: bool = False
+    """Whether gradients are summed in the same order each time."""
 
     @property
     def tokens(self) -> int:
-        """Of the row that this rank computes."""
+        """The number of tokens of the row that this rank computes."""
         return -(-self.row.tokens // self.context)
 
     @property
     def last(self) -> int:
-        """Those that the last layer computes beyond attention: with several ranks, and of a mixture, all."""
+        """The tokens that the last layer computes beyond attention: with several ranks, and of a mixture, all."""
         return self.tokens if self.context > 1 or self.shape.experts else self.row.last
 
     @property
@@ -107,7 +114,7 @@ class RowPass:
 
     @property
     def _pairs(self) -> int:
-        """Of a token and an expert that it is sent to."""
+        """The number of pairs of a token and an expert that it is sent to."""
         return self.tokens * self.shape.experts_per_token
 
     def _mixture(self) -> int:
@@ -130,26 +137,28 @@ class RowPass:
         return len(self.adapter.layers(self.shape)) * self.itemsize * self.tokens * self.adapter.rank
 
     def _blocks(self, asking: int, *, last: bool) -> int:
-        """On a CPU siblings are another block than prompts: what both gave is put together, and keys and values stay
-        as they were before they were copied to each sibling. The last layer reads its rows out first."""
+        """On a CPU a prompt's first sample is in another block than its siblings: what both gave is put together, and
+        keys and values stay as they were before they were copied to each sibling. The last layer reads its rows out
+        first."""
         read = FLOAT * asking * self.shape.hidden if last else 0
         return read + (self._in_two_blocks(asking) if self.row.gathered else 0)
 
     def _in_two_blocks(self, asking: int) -> int:
-        own = self.row.samples * (self.row.response - 1)
+        own = (self.row.samples - self.row.groups) * (self.row.response - 1)
         return self.itemsize * (asking * self.shape.queries + 2 * own * self.shape.keys)
 
     def masks(self) -> int:
-        """On a CPU, of the queries that do not see all of their keys' row: one for all layers."""
+        """On a CPU, of the queries that do not see all of their keys' row: the last layer's, and one for all layers of
+        a prompt's further samples."""
         row = self.row
         if not self.on_cpu:
             return 0
-        queries = row.response - 1 if row.gathered else row.response
+        queries = row.response + (row.response - 1 if row.gathered else 0)
         return FLOAT * queries * (row.prompt + row.response - 1)
 
     def _norm(self, width: int, *, read: bool) -> int:
-        """Of one token: in float32 before it is scaled, as it was computed, which the gradient of the scale needs, and,
-        where the next product's does, what that has ``read``."""
+        """What a norm keeps of one token: in float32 before it is scaled, as it was computed, which the gradient of the
+        scale needs, and, where the next product's does, what that has ``read``."""
         if self.on_cpu and read:
             return FLOAT * (width + 1)
         copies = (1 if self.adapter is None else 0) + (1 if read else 0)
@@ -180,22 +189,50 @@ class RowPass:
         """Capped scores that exist at once, of a piece of the queries."""
         row, heads = self.row, self.shape.heads
         keys = row.prompt + row.response - 1
-        queries = row.response - 1 if row.gathered else keys
-        rows = max(1, _SCORES // max(1, row.samples * heads * keys))
-        return min(rows, queries) * row.samples * heads * keys
+
+        def of_block(segments: int, queries: int) -> int:
+            rows = max(1, _SCORES // max(1, segments * heads * keys))
+            return min(rows, queries) * segments * heads * keys
+
+        return max(of_block(row.groups, keys), of_block(row.segments - row.groups, row.response - 1))
 
     def attention_backward(self) -> int:
-        """What the backward pass of attention with capped scores needs beside what was kept: a piece's scores, the
-        gradients of keys and values in float32, and of queries and output."""
-        gradients = 2 * FLOAT * self.row.keys * self.keys + 2 * self.itemsize * self.tokens * self.shape.queries
-        return _SCORE_BYTES * self.scores() + gradients
+        """What the backward pass of attention needs beside what was kept: the gradients of output, queries, keys and
+        values. With capped scores those of keys and values are in float32, and a piece's scores come to them."""
+        of_queries = 2 * self.itemsize * self.tokens * self.shape.queries
+        if not self.shape.caps_scores:
+            return of_queries + 2 * self.itemsize * self.row.keys * self.keys
+        return _SCORE_BYTES * self.scores() + of_queries + 2 * FLOAT * self.row.keys * self.keys
+
+    @property
+    def flash(self) -> bool:
+        """Whether attention is the flash kernel's."""
+        return not self.on_cpu and self.itemsize < FLOAT and not self.shape.caps_scores
+
+    def attention_workspace(self) -> int:
+        """What the flash kernel takes for itself in its backward pass, beside the gradients that it gives: those of
+        queries in float32, a number for each query and head, and, where heads of keys are fewer, gradients of keys and
+        values for each head of queries (``mha_varlen_bwd`` in PyTorch's ATen/native/transformers/cuda/flash_attn/
+        flash_api.cpp, which 2.13 has for Hopper as well, unless FlashAttention 3 is activated)."""
+        if not self.flash:
+            return 0
+        shape, row = self.shape, self.row
+        segments = row.segments
+        heads = shape.heads // self.context
+        width = shape.head_width
+        rounded = -(-width // 32) * 32 if width <= 128 else -(-width // 64) * 64
+        splits = -(-_PROCESSORS // (segments * heads)) if self.deterministic else 1
+        rows = heads * (row.tokens + _FLASH_ROWS * segments)
+        repeated = 0 if self.keys == heads * width else 2 * self.itemsize * row.keys * heads * width
+        return FLOAT * rows * (rounded * splits + 1) + repeated
 
     def feed_forward(self) -> int:
         """What is gone of a layer when the backward pass has come to attention."""
         shape = self.shape
         wide = (4 if self._trains("down_proj") else 3) * self.itemsize * shape.intermediate
         norm = self._norm(shape.hidden, read=self._trains("gate_proj", "up_proj"))
-        return self.tokens * (wide + norm + 2 * self._norm(shape.hidden, read=False))
+        norm += 2 * self._norm(shape.hidden, read=False) if shape.sandwiched else 0
+        return self.tokens * norm + (self._mixture() if shape.experts else self.tokens * wide)
 
     # --- the whole model ----------------------------------------------------------------------------------------------
 
@@ -268,11 +305,11 @@ class OutputHead:
         halves = self.itemsize < FLOAT
         logits = self.itemsize * self._rows * shape.vocabulary if halves else 0
         states = self.itemsize * self.tokens * shape.hidden
-        # Of several chunks the gradient of the matrix is summed in float32. Beside it and a chunk's gradient of logits
-        # are one chunk's part of the sum, or the next one's logits.
+        # Of several chunks the gradient of the matrix is summed in float32. Beside it are one chunk's part of the sum
+        # and that chunk's gradient of logits, which is let go of before the next one's logits.
         weights = FLOAT * matrix if several else self.itemsize * matrix
         if several and halves:
-            weights += max(self.itemsize * matrix, logits)
+            weights += self.itemsize * matrix
         slopes = self.room // 2 if shape.caps_logits else 0
         return self.kept + self.room + slopes + logits + states + weights
 

@@ -40,8 +40,11 @@ class MemoryInputs:
     chunk: int | None
     muon: bool
     critic: bool
+    critic_shape: ModelShape | None
+    """Of a critic that starts from another model."""
     reference: bool
     full_kl: bool
+    deterministic: bool
     keeps_anchor: bool
     """Whether the weights that a version began with wait in host memory (fullyAsync)."""
     trainer_pods: int
@@ -73,8 +76,16 @@ class MemoryInputs:
     bucket: int
 
     @classmethod
-    def of(cls, job: ResolvedJob, shape: ModelShape, memory: int | None = None) -> MemoryInputs:
-        """``memory``: of every GPU of the job, where its node selectors do not say it or are to be ignored."""
+    def of(
+        cls,
+        job: ResolvedJob,
+        shape: ModelShape,
+        memory: int | None = None,
+        *,
+        critic_shape: ModelShape | None = None,
+    ) -> MemoryInputs:
+        """``memory``: of every GPU of the job, where its node selectors do not say it or are to be ignored.
+        ``critic_shape``: of ``algorithm.critic.model``, where the job has one."""
         spec = job.spec
         trainer, rollout, algorithm = spec.trainer, spec.rollout, spec.algorithm
         on_gpus = trainer.gpus_per_replica > 0
@@ -104,8 +115,10 @@ class MemoryInputs:
             chunk=trainer.log_prob_chunk_tokens,
             muon=trainer.optimizer.type == "muon",
             critic=algorithm.critic is not None,
+            critic_shape=critic_shape,
             reference=algorithm.needs_reference,
             full_kl=kl is not None and kl.kind == "full",
+            deterministic=spec.deterministic,
             keeps_anchor=spec.pipeline.mode == "fullyAsync",
             trainer_pods=trainer.replicas,
             trainer_gpus=trainer.gpus_per_replica,
@@ -140,6 +153,11 @@ class MemoryInputs:
         return ShardLayout(shard, self.replicate, self.context_ranks, self.tensor_ranks)
 
     @property
+    def trained_shapes(self) -> tuple[ModelShape, ...]:
+        """The shapes of all that the ranks train. Ranks that share a row or a layer divide each of them."""
+        return (self.shape,) if self.critic_shape is None else (self.shape, self.critic_shape)
+
+    @property
     def row(self) -> LargestRow:
         """The largest that a rank computes at once."""
         share = -(-self.mini_batch // self.layout.data_indices)
@@ -160,9 +178,11 @@ class MemoryInputs:
             memory=self.trainer_memory,
             muon=self.muon,
             critic=self.critic,
+            critic_shape=self.critic_shape,
             reference=self.reference,
             full_kl=self.full_kl,
             adapter=self.adapter,
+            deterministic=self.deterministic,
         )
 
     def engine(self) -> EngineGpu:

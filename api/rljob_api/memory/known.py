@@ -62,7 +62,8 @@ _TRAINED_FURTHER = re.compile(r"-(Base|Instruct|it|pt|Instruct-v[0-9.]+)$")
 
 
 def known_shape(source: str) -> ModelShape | None:
-    """Of a hub id, with or without ``hf://``, or of an address that ends like one (``s3://models/Qwen2.5-7B``)."""
+    """The shape of the model of a hub id, with or without ``hf://``, or of an address that ends like one
+    (``s3://models/Qwen2.5-7B``); None: no model of that name is known here."""
     name = source.removeprefix("hf://").rstrip("/")
     # The version of Mistral's models stands behind the suffix.
     name = re.sub(r"-Instruct-(v[0-9.]+)$", r"-\1", name)

@@ -14,6 +14,7 @@ OPTIMIZER = "optimizer state"
 CRITIC = "critic and its optimizer"
 REFERENCE = "reference"
 ACTIVATIONS = "activations"
+WORKSPACE = "attention kernel's workspace"
 LOGITS = "logits"
 TRAVELLING = "gradients being summed"
 MUON = "muon's matrices"
@@ -35,6 +36,7 @@ ORDER = (
     REFERENCE,
     GATHERED,
     ACTIVATIONS,
+    WORKSPACE,
     LOGITS,
     TRAVELLING,
     MUON,
@@ -69,7 +71,7 @@ class Moment:
         return sum(self.parts.values())
 
     def beside(self, others: Mapping[str, int]) -> Moment:
-        """The same moment on a device that holds ``others`` too."""
+        """This moment on a device that holds ``others`` too."""
         return Moment(self.name, {**self.parts, **{p: size + self.parts.get(p, 0) for p, size in others.items()}})
 
 

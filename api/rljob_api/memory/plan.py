@@ -62,25 +62,29 @@ class MemoryPlan:
         return not any(device.missing for device in self.devices)
 
 
-def untold(job: ResolvedJob, shape: ModelShape | None = None) -> str | None:
-    """What of a job keeps its memory from being told, by its model's ``shape`` or whatever that is; None: nothing
-    does."""
-    if shape is not None and shape.family not in CPU_FAMILIES and not job.spec.trainer.gpus_per_replica:
-        return f"spec.model: what layers of {shape.family} take on CPUs cannot be told beforehand"
+def untold(job: ResolvedJob, shape: ModelShape | None = None, critic_shape: ModelShape | None = None) -> str | None:
+    """What of a job keeps its memory from being told, by the shapes of its model and of its critic's own, or whatever
+    these are; None: nothing does."""
+    on_cpus = not job.spec.trainer.gpus_per_replica
+    for field, each in (("model", shape), ("algorithm.critic.model", critic_shape)):
+        if each is not None and each.family not in CPU_FAMILIES and on_cpus:
+            return f"spec.{field}: what layers of {each.family} take on CPUs cannot be told beforehand"
     if job.spec.model.lora is not None and not job.spec.trainer.gpus_per_replica:
         return "spec.model.lora: what adapters beside a frozen model take on CPUs cannot be told beforehand"
-    critic = job.spec.algorithm.critic
-    if critic is not None and critic.model is not None:
-        return "spec.algorithm.critic.model: what a critic of another size takes cannot be told beforehand"
     if job.spec.trainer.backend != "fsdp2":
         return f"spec.trainer.backend: what {job.spec.trainer.backend} keeps cannot be told beforehand"
     return None
 
 
-def plan_memory(job: ResolvedJob, shape: ModelShape, memory: int | None = None) -> MemoryPlan:
-    """``memory``: bytes of every GPU of the job; None: as the pools' node selectors say. Of a job without anything
-    that is ``untold``."""
-    return plan_inputs(MemoryInputs.of(job, shape, memory))
+def plan_memory(
+    job: ResolvedJob, shape: ModelShape, memory: int | None = None, *, critic_shape: ModelShape | None = None
+) -> MemoryPlan:
+    """``memory``: bytes of every GPU of the job; None: as the pools' node selectors say. ``critic_shape``: of
+    ``algorithm.critic.model``, which a job that has one has to come with. Of a job without anything that is
+    ``untold``."""
+    critic = job.spec.algorithm.critic
+    assert (critic is not None and critic.model is not None) is (critic_shape is not None)
+    return plan_inputs(MemoryInputs.of(job, shape, memory, critic_shape=critic_shape))
 
 
 def plan_inputs(inputs: MemoryInputs) -> MemoryPlan:
@@ -222,12 +226,12 @@ def _sending(inputs: MemoryInputs) -> int:
 def _host(inputs: MemoryInputs) -> MemoryHolder:
     """Host memory of one of the trainer's pods. A rank that is one of several reads the model layer by layer as it is
     cut up; a rank alone, and one that puts an adapter beside it, in one piece."""
-    rank, shape = inputs.rank(), inputs.shape
-    read = FLOAT * shape.parameters
+    rank, shapes = inputs.rank(), inputs.trained_shapes
+    read = FLOAT * max(shape.parameters for shape in shapes)  # one after the other
     if inputs.adapter is not None:
-        read = inputs.itemsize * shape.parameters
+        read = inputs.itemsize * inputs.shape.parameters
     elif rank.spread:
-        read = 2 * max(numbers(shape.layer_tensors()), numbers(shape.outer_tensors()))
+        read = 2 * max(max(numbers(shape.layer_tensors()), numbers(shape.outer_tensors())) for shape in shapes)
     moments = [Moment("start", {parts.LOADING: inputs.trainer_gpus * read})]
     own = rank.at_rest()
     resting = 0
@@ -372,7 +376,7 @@ def _engine_devices(inputs: MemoryInputs) -> Iterator[JobChange]:
 
 
 def _other_layouts(inputs: MemoryInputs) -> Iterator[JobChange]:
-    """The same ranks: one set of shards in place of copies, or such as share rows or layers."""
+    """Other layouts of as many ranks: one set of shards in place of copies, or ranks that share rows or layers."""
     if not inputs.trainer_gpus:
         return
     if inputs.replicate > 1:
@@ -382,8 +386,12 @@ def _other_layouts(inputs: MemoryInputs) -> Iterator[JobChange]:
         yield _spread(replace(inputs, context_ranks=context), inputs)
         context *= 2
     tensor = 2 * inputs.tensor_ranks
-    divisible = inputs.adapter is None and not inputs.shape.experts  # which are not divided
-    while divisible and inputs.shape.kv_heads % tensor == 0 and _together(inputs, inputs.context_ranks, tensor):
+    divisible = inputs.adapter is None and not any(shape.experts for shape in inputs.trained_shapes)  # not divided
+    while (
+        divisible
+        and all(shape.kv_heads % tensor == 0 for shape in inputs.trained_shapes)
+        and _together(inputs, inputs.context_ranks, tensor)
+    ):
         yield _spread(replace(inputs, tensor_ranks=tensor), inputs)
         tensor *= 2
 
@@ -402,7 +410,7 @@ def _together(inputs: MemoryInputs, context: int, tensor: int) -> bool:
     """Whether so many ranks of a pod can compute rows together."""
     each = context * tensor
     fits = inputs.trainer_gpus % each == 0 and inputs.ranks % (each * inputs.replicate) == 0
-    return fits and inputs.shape.heads % each == 0
+    return fits and all(shape.heads % each == 0 for shape in inputs.trained_shapes)
 
 
 def _spread(after: MemoryInputs, before: MemoryInputs, *first: FieldSetting) -> JobChange:

@@ -19,7 +19,7 @@ class LargestRow:
 
     @property
     def tokens(self) -> int:
-        """Those that the layers compute: nobody asks for what follows the last token of a response."""
+        """The number of tokens that the layers compute: nobody asks for what follows the last token of a response."""
         return self.groups * self.prompt + self.samples * (self.response - 1)
 
     @property
@@ -33,19 +33,24 @@ class LargestRow:
         return self.groups + self.samples * (self.response - 1)
 
     @property
+    def segments(self) -> int:
+        """The sequences, each of them with what it adds to its prompt's first one; a single token adds nothing."""
+        return self.samples if self.response > 1 else self.groups
+
+    @property
     def keys(self) -> int:
-        """Keys that attention reads: shared prompts are there once for themselves and once for each sibling."""
-        own = self.samples * (self.response - 1)
-        return self.groups * self.prompt + own + (self.samples * self.prompt if self.gathered else 0)
+        """Keys that attention reads: a shared prompt's are there for each sibling."""
+        return self.segments * self.prompt + self.samples * (self.response - 1)
 
     @property
     def gathered(self) -> bool:
-        """Whether keys are copied together, because siblings share a prompt: a single token asks nothing of its own."""
-        return self.samples > self.groups and self.response > 1
+        """Whether keys are copied together, because siblings share a prompt."""
+        return self.segments > self.groups
 
 
 def largest_row(prompt: int, response: int, siblings: int, budget: int, share: int) -> LargestRow:
-    """Of a rank that has ``share`` sequences of a mini-batch, with prompts and responses of at most these lengths.
+    """The largest row of a rank that has ``share`` sequences of a mini-batch, with prompts and responses of at most
+    these lengths.
 
     Rows are filled up to the ``budget``; a sequence that is longer than that is a row of its own. Of rows as long, one
     of long responses is taken: with shorter ones there are more keys and fewer activations of the feed-forward part.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from rljob_api.spec.model import RandomModel
 
@@ -56,7 +57,8 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> ModelShape:
-        """Of a ``config.json``, in whose ``text_config`` the language model may be. Raises ``UnknownShapeError``."""
+        """The shape that a ``config.json`` describes, in whose ``text_config`` the language model may be. Raises
+        ``UnknownShapeError``."""
         text = config.get("text_config")
         fields: Mapping[str, object] = text if isinstance(text, Mapping) else config
         family = fields.get("model_type")
@@ -99,8 +101,8 @@ class ModelShape:
 
     @classmethod
     def of_random(cls, model: RandomModel) -> ModelShape | None:
-        """Of ``spec.model.random``; None where its tokenizer, and so its vocabulary, comes from elsewhere, and for a
-        family that is not known here."""
+        """The shape of ``spec.model.random``; None where its tokenizer, and so its vocabulary, comes from elsewhere,
+        and for a family that is not known here."""
         characters = model.tokenizer.characters
         if characters is None or model.family not in FAMILIES:
             return None
@@ -202,13 +204,7 @@ class ModelShape:
     def part(self, ranks: int) -> ModelShape:
         """What each of ``ranks`` that compute layers together has: its heads, columns and words (the rank that has
         most)."""
-        return replace(
-            self,
-            heads=self.heads // ranks,
-            kv_heads=self.kv_heads // ranks,
-            intermediate=-(-self.intermediate // ranks),
-            vocabulary=-(-self.vocabulary // ranks),
-        )
+        return self if ranks == 1 else _part(self, ranks)
 
     @property
     def parameters(self) -> int:
@@ -217,8 +213,7 @@ class ModelShape:
 
     def shard(self, shards: int = 1, *, value_head: bool = False) -> int:
         """The numbers on the rank that has most of them, when each tensor is cut along its first dimension."""
-        outer = numbers(self.outer_tensors(value_head=value_head), shards)
-        return self.layers * numbers(self.layer_tensors(), shards) + outer
+        return _shard(self, shards, value_head)
 
     @property
     def largest(self) -> int:
@@ -231,10 +226,30 @@ class ModelShape:
         return max(math.prod(tensor[-2:]) for tensor in self.layer_tensors() + self.outer_tensors())
 
 
+# A search for what would make a job fit asks the same of the same shape thousands of times.
+
+
+@lru_cache(maxsize=256)
+def _part(shape: ModelShape, ranks: int) -> ModelShape:
+    return replace(
+        shape,
+        heads=shape.heads // ranks,
+        kv_heads=shape.kv_heads // ranks,
+        intermediate=-(-shape.intermediate // ranks),
+        vocabulary=-(-shape.vocabulary // ranks),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _shard(shape: ModelShape, shards: int, value_head: bool) -> int:
+    outer = numbers(shape.outer_tensors(value_head=value_head), shards)
+    return shape.layers * numbers(shape.layer_tensors(), shards) + outer
+
+
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
 def numbers(tensors: list[TensorShape], shards: int = 1) -> int:
-    """As ``ModelShape.shard``, of some tensors."""
+    """The numbers of some tensors on the rank that has most of them, as ``ModelShape.shard`` counts a model's."""
     return sum(-(-tensor[0] // shards) * math.prod(tensor[1:]) for tensor in tensors)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from rljob_api.memory import parts
 from rljob_api.memory.activations import FLOAT, OutputHead, RowPass, cpu_chunk, gpu_chunk
@@ -69,14 +69,22 @@ class TrainerRank:
     """Of the GPU, which the size of a chunk follows."""
     muon: bool = False
     critic: bool = False
+    critic_shape: ModelShape | None = None
+    """Of a critic that starts from another model; None: the policy's."""
     reference: bool = False
     full_kl: bool = False
     adapter: AdapterShape | None = None
+    deterministic: bool = False
 
     @property
     def divided(self) -> ModelShape:
         """What the rank has a part in computing."""
         return self.shape.part(self.layout.tensor)
+
+    @property
+    def of_critic(self) -> TrainerRank:
+        """This rank with the critic's model in place of the policy's."""
+        return self if self.critic_shape is None else replace(self, shape=self.critic_shape, critic_shape=None)
 
     # --- what is kept from step to step -------------------------------------------------------------------------------
 
@@ -102,21 +110,22 @@ class TrainerRank:
 
     @property
     def _frozen_critic(self) -> int:
-        """The same without an output matrix."""
+        """The bytes of the frozen model of a critic, which has no output matrix."""
         if self.adapter is None:
             return 0
         head = numbers([(1, self.shape.hidden), (1,)], self.layout.cut)
         return self.itemsize * (self.divided.shard(self.layout.cut, value_head=True) - head)
 
     def moments(self, *, value_head: bool = False) -> int:
-        """Of AdamW two for each parameter, of Muon one for each of its matrices."""
+        """The bytes of the optimizer's state: AdamW has two numbers for each parameter, Muon one for each of its
+        matrices'."""
         if not self.muon:
             return 2 * self.masters(value_head=value_head)
         matrices = FLOAT * self.divided.layers * numbers(self._matrices(self.divided), self.layout.cut)
         return 2 * self.masters(value_head=value_head) - matrices
 
     def _matrices(self, shape: ModelShape) -> list[TensorShape]:
-        """Those of one layer that are trained."""
+        """The matrices of one layer that are trained."""
         return shape.layer_matrices() if self.adapter is None else self.adapter.layer_tensors(shape)
 
     @property
@@ -134,12 +143,12 @@ class TrainerRank:
         """All that the rank keeps between two steps."""
         own = {**self.weights(), parts.OPTIMIZER: self.moments(), parts.REFERENCE: self.reference_shard}
         if self.critic:
-            own[parts.CRITIC] = self._critic + self.moments(value_head=True)
+            own[parts.CRITIC] = self._critic + self.of_critic.moments(value_head=True)
         return own
 
     @property
     def _critic(self) -> int:
-        return self._frozen_critic + self.masters(value_head=True)
+        return self.of_critic._frozen_critic + self.of_critic.masters(value_head=True)
 
     def _idle(self, working: str) -> dict[str, int]:
         """What is on the device during a phase: with ``offload`` only what works then, and the actor."""
@@ -157,10 +166,14 @@ class TrainerRank:
 
     def all(self) -> Iterator[Moment]:
         """Every moment that may be the fullest."""
-        yield from self._scoring()
+        own = self._idle("score")
+        yield from self._scoring(own)
+        if self.critic_shape is not None:
+            yield self.of_critic._scoring_layer("score: layer of the critic", own)
+        own = self._idle("update")
         if self.critic:
-            yield from self._training(value_head=True)
-        yield from self._training(value_head=False)
+            yield from self.of_critic._training(own, value_head=True)
+        yield from self._training(own, value_head=False)
 
     @property
     def head_chunk(self) -> int:
@@ -179,7 +192,8 @@ class TrainerRank:
 
     @property
     def _pass(self) -> RowPass:
-        return RowPass(self.divided, self.row, self.itemsize, self.on_cpu, self.layout.context, self.adapter)
+        context = self.layout.context
+        return RowPass(self.divided, self.row, self.itemsize, self.on_cpu, context, self.adapter, self.deterministic)
 
     def _outer(self, *, value_head: bool) -> int:
         """Numbers outside of the layers."""
@@ -202,11 +216,26 @@ class TrainerRank:
             return 0
         return self.itemsize * (self._outer(value_head=value_head) + layers * self._layer)
 
-    def _scoring(self) -> Iterator[Moment]:
-        """Nothing is kept but the stream. The outer parameters of a model that has scored stay gathered."""
-        size, walk = self.itemsize, self._pass
-        own = self._idle("score")
-        before = self._gathered(value_head=False, layers=0) if self.reference_shard else 0
+    def _scoring(self, own: Mapping[str, int]) -> Iterator[Moment]:
+        """Nothing is kept but the stream, beside what the rank has, ``own``."""
+        before = self._scored_before
+        yield self._scoring_layer("score: layer", own)
+        yield Moment(
+            "score: head",
+            {
+                **own,
+                parts.GATHERED: before + self._gathered(value_head=False, layers=0),
+                parts.LOGITS: self._head.forward + self.itemsize * self._pass.outputs * self.divided.hidden,
+            },
+        )
+
+    @property
+    def _scored_before(self) -> int:
+        """The outer parameters of a model that has scored stay gathered."""
+        return self._gathered(value_head=False, layers=0) if self.reference_shard else 0
+
+    def _scoring_layer(self, name: str, own: Mapping[str, int]) -> Moment:
+        size, walk, before = self.itemsize, self._pass, self._scored_before
         # The widest that a layer makes of the stream: what goes into and comes out of the feed-forward part's product,
         # or what a norm of the queries (Qwen3), else of the stream, computes in float32.
         shape = self.divided
@@ -217,27 +246,19 @@ class TrainerRank:
             inside = max(4 * shape.hidden, shape.hidden + 4 * shape.expert_width)
             places = 5 * 8 * shape.experts_per_token
             wide = size * (shape.experts_per_token * inside + 3 * shape.hidden) + places + FLOAT * shape.experts
-        yield Moment(
-            "score: layer",
+        return Moment(
+            name,
             {
                 **own,
                 parts.GATHERED: before + self._gathered(value_head=False, layers=2),
                 parts.ACTIVATIONS: walk.stream + walk.shared() + walk.tokens * max(norm, wide),
             },
         )
-        yield Moment(
-            "score: head",
-            {
-                **own,
-                parts.GATHERED: before + self._gathered(value_head=False, layers=0),
-                parts.LOGITS: self._head.forward + size * walk.outputs * self.divided.hidden,
-            },
-        )
 
-    def _training(self, *, value_head: bool) -> Iterator[Moment]:
+    def _training(self, own: Mapping[str, int], *, value_head: bool) -> Iterator[Moment]:
+        """Beside all that the rank has then, ``own``."""
         name = "critic" if value_head else "actor"
         walk, head, size = self._pass, self._head, self.itemsize
-        own = self._idle("update")
         outer, layer = self._outer(value_head=value_head), self._trained_layer
         sums = self.masters(value_head=value_head)
         summed = sums if self.accumulates else 0
@@ -297,7 +318,7 @@ class TrainerRank:
                     parts.TRAVELLING: FLOAT * layer,
                 },
             )
-        if self.divided.caps_scores:
+        if self.divided.caps_scores or walk.flash:
             own_matrices = [*self._matrices(self.divided)]
             made = size * (sum(map(math.prod, own_matrices)) if self.adapter is None else 0)
             yield Moment(
@@ -307,6 +328,7 @@ class TrainerRank:
                     parts.GRADIENTS: summed + (waiting + made if self.spread else 0),
                     parts.GATHERED: self._gathered(value_head=value_head, layers=2),
                     parts.ACTIVATIONS: stream + again - walk.feed_forward() + walk.attention_backward(),
+                    parts.WORKSPACE: walk.attention_workspace(),
                 },
             )
         if self.spread and self.adapter is None and self.divided.tied and not value_head:

@@ -167,7 +167,7 @@ class TrainerSpec(SpecModel):
     )
     compile: Annotated[bool, SUSPENDED] = Field(
         default=False,
-        description="Layers through torch.compile: fewer passes over memory, and some seconds to compile at the start.",
+        description="Layers and log-probs through torch.compile: fewer passes over memory, a minute or two to compile.",
     )
     offload: Annotated[bool, SUSPENDED] = Field(
         default=False, description="Keep optimizer state and idle models in host memory."

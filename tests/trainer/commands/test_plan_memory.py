@@ -82,6 +82,27 @@ def test_the_shape_is_read_from_the_models_folder_the_cache_or_a_folder_that_is_
     assert f"{TINY_PARAMETERS:,} parameters" in capsys.readouterr().out
 
 
+PPO_WITH_CRITIC = ["--set", "algorithm.preset=ppo", "--set", "algorithm.critic.model.source=somebody/scores"]
+
+
+def test_a_critics_own_model_is_known_by_its_folder_and_otherwise_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_with(tmp_path)
+    plan = ["plan", JOB, "--memory", *PPO_WITH_CRITIC]
+    assert main(plan) == 64
+    said = capsys.readouterr().err
+    assert "spec.algorithm.critic.model: no config.json of somebody/scores is on this machine" in said
+    assert "--critic-model DIR" in said
+    assert main([*plan, "--critic-model", str(folder)]) == 0
+    assert f"; critic somebody/scores: {TINY_PARAMETERS:,}; shard 1" in capsys.readouterr().out
+    assert main([*plan, "--critic-model", str(folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["critic"] == {"name": "somebody/scores", "parameters": TINY_PARAMETERS}
+    assert main(["plan", JOB, "--memory", "--critic-model", str(folder)]) == 64
+    assert "--critic-model: the job's critic starts from the policy" in capsys.readouterr().err
+
+
 def test_what_is_not_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", JOB, "--memory", "--set", "model.source=somebody/something"]) == 64
     assert "no config.json of somebody/something is on this machine" in capsys.readouterr().err

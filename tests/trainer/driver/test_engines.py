@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import yaml
 from tiny_job import copy_job
@@ -34,20 +38,36 @@ def test_an_update_takes_a_second_core_only_where_it_is_free(
 
 def test_ranks_on_gpus_alone_have_an_allocator_that_engines_cannot_have_while_they_sleep() -> None:
     def environment(options: object) -> object:
-        return options["runtime_env"]["env_vars"].get("PYTORCH_ALLOC_CONF")  # type: ignore[index]
+        variables = options["runtime_env"]["env_vars"]  # type: ignore[index]
+        return variables.get("PYTORCH_ALLOC_CONF"), variables.get("PYTORCH_CUDA_ALLOC_CONF")
 
-    sections = {"placement": "colocated", "rollout": {"engine": "vllm", "maxResponseTokens": 3}}
     for trainer, expected in (
-        ({"gpusPerReplica": 2}, "expandable_segments:True"),
-        ({"gpusPerReplica": 2, "env": {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}}, "max_split_size_mb:64"),
+        ({"gpusPerReplica": 2}, ("expandable_segments:True", None)),
+        ({"gpusPerReplica": 2, "env": {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}}, ("max_split_size_mb:64", None)),
         # Under its other name, which would count less than ours.
-        ({"gpusPerReplica": 2, "env": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}}, None),
-        ({}, None),
+        (
+            {"gpusPerReplica": 2, "env": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}},
+            (None, "max_split_size_mb:64"),
+        ),
+        ({}, (None, None)),
     ):
-        [job] = load_jobs(yaml.safe_dump(copy_job(**sections, trainer=trainer)))
-        spec = resolve(job).spec
-        assert environment(learner_options(spec).resources) == expected
-        assert environment(engine_options(spec, False, None, "0")) is None
+        on_gpus = "gpusPerReplica" in trainer
+        for told in ({}, {"PYTORCH_ALLOC_CONF": "a"}, {"PYTORCH_CUDA_ALLOC_CONF": "a"}):
+            rollout = {"engine": "vllm", "maxResponseTokens": 3, "env": told}
+            [job] = load_jobs(yaml.safe_dump(copy_job(placement="colocated", rollout=rollout, trainer=trainer)))
+            spec = resolve(job).spec
+            assert environment(learner_options(spec).resources) == expected
+            # The pod in which both live has the variables of trainer.env: what is set here takes their place.
+            said = "a" if told else ""
+            by_name = (told.get("PYTORCH_ALLOC_CONF"), told.get("PYTORCH_CUDA_ALLOC_CONF"))
+            assert environment(engine_options(spec, False, None, "0")) == ((said, said) if on_gpus else by_name)
+
+
+def test_torch_takes_an_empty_setting_of_its_allocator() -> None:
+    program = "import torch; torch._C._accelerator_setAllocatorSettings(''); print(torch.ones(2).sum().item())"
+    environment = {**os.environ, "PYTORCH_ALLOC_CONF": "", "PYTORCH_CUDA_ALLOC_CONF": ""}
+    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert said.stdout == "2.0\n", said.stderr
 
 
 @pytest.mark.parametrize(
@@ -89,7 +109,7 @@ def test_one_setting_makes_trainer_and_engines_on_gpus_deterministic() -> None:
     asked = environments(deterministic=True, **on_gpu)
     plain = environments(**on_gpu)
     assert [part - before for part, before in zip(asked, plain, strict=True)] == [
-        {("CUBLAS_WORKSPACE_CONFIG", ":4096:8")},
+        {("CUBLAS_WORKSPACE_CONFIG", ":4096:8"), ("TORCHINDUCTOR_DETERMINISTIC", "1")},
         {("VLLM_BATCH_INVARIANT", "1")},
     ]
     # CPUs are as they are.

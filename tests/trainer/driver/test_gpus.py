@@ -57,6 +57,28 @@ def test_what_is_wanted_what_is_there_and_what_to_do_are_said() -> None:
     assert "replicas" not in one
 
 
+def test_gpus_that_torch_cannot_use_are_refused_at_once() -> None:
+    said = refusal(2, cuda_build=False, **COLOCATED)
+    assert said.startswith(
+        "the job takes 2 GPUs, and this machine has 2, but this environment's torch is a CPU build: "
+    )
+    assert "`make install ACCELERATOR=gpu` (or the GPU image" in said
+    gpus.check_gpus(spec(), 2, cuda_build=False)
+
+
+async def test_while_ray_has_not_counted_yet_others_go_on_and_then_nobody_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    went_on = asyncio.Event()
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0, "GPU": 2.0} if went_on.is_set() else {})
+    asyncio.get_running_loop().call_later(0.2, went_on.set)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    await gpus.check_gpus_of_machine(spec(**COLOCATED))
+    assert went_on.is_set()
+
+
 @pytest.fixture
 def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rljob_trainer.learner.attention import Packed, Varlen, packed_attention
 from rljob_trainer.learner.cpu.plain_layer import compute_in_rows
 from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy
-from rljob_trainer.learner.packing import Lengths, build_row, offsets_of
+from rljob_trainer.learner.packing import build_row
+from rljob_trainer.learner.prefixes import Lengths, offsets_of
 from rljob_trainer.learner.protocol import SequenceBatch
 
 CPU = torch.device("cpu")
@@ -39,7 +40,7 @@ def test_equals_the_definition_for_each_sequence(window: int | None, seed: int, 
     prompts = np.repeat(rng.integers(1, 9, 5), [1, 3, 4, 1, 2])
     keys = np.repeat(np.arange(5), [1, 3, 4, 1, 2])
     responses = rng.integers(0, 9, len(keys)) if seed else np.full(len(keys), 4)
-    lengths = Lengths(prompts, responses, keys)
+    lengths = Lengths.of_groups(prompts, responses, keys)
     indices = rng.permutation(len(keys))
     row = build_row(lengths, indices, final=True)
     tokens, heads, kv, dim, scale = len(row.source), 4, 2, 8, 0.3
@@ -112,7 +113,7 @@ def test_by_one_flash_call_it_is_what_blocks_compute(
     """The kernel is played: torch's wants a GPU."""
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", kernel)
     prompts, keys = np.array([5, 5, 5, 7, 7, 4]), np.array([0, 0, 0, 1, 1, 2])
-    row = build_row(Lengths(prompts, np.array([3, 1, 6, 2, 5, 4]), keys), np.arange(6), final=True)
+    row = build_row(Lengths.of_groups(prompts, np.array([3, 1, 6, 2, 5, 4]), keys), np.arange(6), final=True)
     tokens, heads, dim = len(row.source), 4, 8
     q, k, v = (torch.randn(1, h, tokens, dim, dtype=torch.float64, requires_grad=True) for h in (heads, kv, kv))
     by_blocks = Packed.of(row, CPU, torch.float64)
@@ -223,7 +224,7 @@ def test_variants_that_are_not_computed_are_refused() -> None:
 def test_capped_scores_on_a_gpu_are_those_of_float32(window: int | None) -> None:
     rng = np.random.default_rng(0)
     keys = np.repeat(np.arange(3), [1, 3, 4])
-    lengths = Lengths(np.repeat(rng.integers(1, 90, 3), [1, 3, 4]), rng.integers(0, 90, len(keys)), keys)
+    lengths = Lengths.of_groups(np.repeat(rng.integers(1, 90, 3), [1, 3, 4]), rng.integers(0, 90, len(keys)), keys)
     row = build_row(lengths, np.arange(len(keys)))
     device = torch.device("cuda")
     q, k, v = (torch.randn(1, h, len(row.source), 64, dtype=torch.bfloat16, device=device) for h in (4, 2, 2))
@@ -242,7 +243,9 @@ def test_capped_scores_on_a_gpu_are_those_of_float32(window: int | None) -> None
 def test_the_flash_kernel_on_a_gpu_equals_the_blocks(window: int | None) -> None:
     rng = np.random.default_rng(0)
     keys = np.repeat(np.arange(5), [1, 3, 4, 1, 2])
-    lengths = Lengths(np.repeat(rng.integers(1, 90, 5), [1, 3, 4, 1, 2]), rng.integers(0, 90, len(keys)), keys)
+    lengths = Lengths.of_groups(
+        np.repeat(rng.integers(1, 90, 5), [1, 3, 4, 1, 2]), rng.integers(0, 90, len(keys)), keys
+    )
     row = build_row(lengths, np.arange(len(keys)))
     device = torch.device("cuda")
     q, k, v = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from layouts import distances, gradients, plain, scores
 from tiny_gemma import gemma
 from transformers import (
     LlamaConfig,
@@ -23,11 +24,10 @@ from transformers import (
 )
 
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
-from rljob_trainer.learner.backends.fsdp2.mesh import full
 from rljob_trainer.learner.metrics import update_result
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.learner.work import RankReport, RankScores, cut
+from rljob_trainer.learner.work import RankReport, cut
 
 LOSS = LossSettings(
     policy_loss_params={"clip_low": 0.2, "clip_high": 0.3},
@@ -73,49 +73,6 @@ def families(tmp_path_factory: pytest.TempPathFactory, tied_folder: Path, untied
     return folders
 
 
-def plain(folder: Path, **changes: Any) -> LearnerSettings:
-    settings = LearnerSettings(folder, critic=OptimizerSettings(), reference=True, micro_batch_tokens=1 << 20)
-    return replace(settings, **changes)
-
-
-def gradients(
-    rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, loss: LossSettings
-) -> dict[str, torch.Tensor]:
-    """Whole gradients of all models after one mini-batch, some way off the reference, where a KL is not zero."""
-    backend = Fsdp2()
-    learner = backend.start(settings, rank, address, timeout_seconds=20)
-    placement, rules = backend.placement(settings), backend.rules(settings)
-    share = cut(batch, [range(len(batch))], placement, rules).sent()[rank]
-    found = {}
-    for trained in learner._trained:
-        with torch.no_grad():
-            for number, parameter in enumerate(trained.module.parameters()):
-                parameter.mul_(1 + 0.05 * (number % 3))
-            if trained is learner.critic:  # whose head begins at zero
-                trained.module.head.weight.add_(0.1)  # type: ignore[operator,union-attr]
-        learner.gradient([trained], share, 0, loss)
-        for name, parameter in trained.module.named_parameters():
-            assert parameter.grad is not None, name
-            found[f"{trained.name}.{name}"] = full(parameter.grad).clone()
-    return found
-
-
-def scores(
-    rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, wanted: ScoreRequest
-) -> RankScores:
-    backend = Fsdp2()
-    learner = backend.start(settings, rank, address, timeout_seconds=20)
-    if learner.critic is not None:
-        with torch.no_grad():
-            learner.critic.module.head.weight.add_(0.1)  # type: ignore[operator,union-attr]
-    with torch.no_grad():
-        for parameter in learner.actor.module.parameters():
-            parameter.mul_(1.1)
-    work = cut(batch, [range(len(batch))], backend.placement(settings), backend.rules(settings))
-    learner._untouched.keep()
-    return learner.score(work.sent()[rank], wanted)
-
-
 def updated(
     rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, loss: LossSettings
 ) -> tuple[list[RankReport], dict[str, torch.Tensor]]:
@@ -131,13 +88,18 @@ def updated(
     return reports, dict(learner.named_parameters_for_publish())
 
 
-def distances(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> Iterator[tuple[str, float]]:
-    """Of each parameter: norm of the difference over the norm, or over a hundredth of the largest norm of all."""
-    assert ours.keys() == theirs.keys()
-    least = 0.01 * max(float(value.norm()) for value in theirs.values())
-    for name, value in theirs.items():
-        difference = float((ours[name].double() - value.double()).norm())
-        yield name, difference / max(float(value.norm()), least)
+@pytest.fixture(scope="module")
+def by_one_process(ranks: Any, families: dict[str, Path]) -> Callable[[str, SequenceBatch], dict[str, torch.Tensor]]:
+    """What one process gives for ``LOSS``, computed once for each family and batch."""
+    known: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
+
+    def of(family: str, batch: SequenceBatch) -> dict[str, torch.Tensor]:
+        key = (family, len(batch))
+        if key not in known:
+            known[key] = ranks.run(1, gradients, plain(families[family]), batch, LOSS)[0]
+        return known[key]
+
+    return of
 
 
 @pytest.mark.slow(
@@ -146,10 +108,15 @@ def distances(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("family", ["qwen2", "llama", "mistral", "qwen3", "gemma2"])
 def test_the_gradient_is_that_of_one_process(
-    family: str, layout: dict[str, Any], ranks: Any, make_batch: Callable[..., SequenceBatch], families: dict[str, Path]
+    family: str,
+    layout: dict[str, Any],
+    ranks: Any,
+    make_batch: Callable[..., SequenceBatch],
+    families: dict[str, Path],
+    by_one_process: Callable[[str, SequenceBatch], dict[str, torch.Tensor]],
 ) -> None:
     batch = make_batch()
-    whole = ranks.run(1, gradients, plain(families[family]), batch, LOSS)[0]
+    whole = by_one_process(family, batch)
     for budget in (40, 1 << 20) if family == "qwen2" else (60,):
         settings = plain(families[family], micro_batch_tokens=budget, **layout)
         for other in ranks.run(settings.ranks, gradients, settings, batch, LOSS):
@@ -161,7 +128,7 @@ def test_the_gradient_is_that_of_one_process(
 @pytest.mark.parametrize(
     ("changes", "bound"),
     [
-        ({"share_prompts": False}, 1e-5),
+        ({"share_prefixes": False}, 1e-5),
         ({"activation_checkpointing": True, "micro_batch_tokens": 60}, 1e-5),
         ({"log_prob_chunk_tokens": 7}, 1e-5),
         ({"dtype": "bfloat16"}, 0.1),
@@ -174,9 +141,10 @@ def test_what_changes_memory_and_speed_does_not_change_it(
     ranks: Any,
     make_batch: Callable[..., SequenceBatch],
     tied_folder: Path,
+    by_one_process: Callable[[str, SequenceBatch], dict[str, torch.Tensor]],
 ) -> None:
     batch = make_batch(groups=4)
-    whole = ranks.run(1, gradients, plain(tied_folder), batch, LOSS)[0]
+    whole = by_one_process("qwen2", batch)
     for other in ranks.run(4, gradients, plain(tied_folder, ranks=4, context=2, **changes), batch, LOSS):
         for name, distance in distances(other, whole):
             assert distance < bound, name

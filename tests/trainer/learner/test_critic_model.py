@@ -25,7 +25,7 @@ from transformers import (
 from whole_state import whole
 
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
-from rljob_trainer.learner.packing import offsets_of
+from rljob_trainer.learner.prefixes import offsets_of
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.settings import LearnerSettings, LoraSettings, OptimizerSettings
 from rljob_trainer.learner.work import Cut, RankScores, cut

@@ -20,7 +20,8 @@ from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.backends.fsdp2.mesh import full
 from rljob_trainer.learner.cpu.plain_layer import compute_in_rows
 from rljob_trainer.learner.models import Compared, PackedRow, Policy, checkpoint_activations, load_critic, load_policy
-from rljob_trainer.learner.packing import Lengths, build_row, offsets_of
+from rljob_trainer.learner.packing import build_row
+from rljob_trainer.learner.prefixes import Lengths, offsets_of
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 
@@ -57,8 +58,7 @@ def logits_of(model: PreTrainedModel, batch: SequenceBatch) -> tuple[torch.Tenso
 
 
 def lengths_of(batch: SequenceBatch, *, share: bool) -> Lengths:
-    lengths = Lengths.of(batch)
-    return lengths if share else replace(lengths, keys=np.arange(len(batch)))
+    return Lengths.of(batch) if share else Lengths.apart(batch.prompt_lengths, batch.response_lengths)
 
 
 def packed_for(policy: Policy, batch: SequenceBatch, dtype: torch.dtype, *, share: bool = True) -> PackedRow:
@@ -192,7 +192,7 @@ def ppo_step(
         [range(len(batch))],
         ranks=settings.ranks,
         token_budget=settings.micro_batch_tokens,
-        share_prompts=settings.share_prompts,
+        share_prefixes=settings.share_prefixes,
     )
     share = work.shares[rank]
     learner.update(share, LOSS, UpdateRequest(update_actor=True, update_critic=True))
@@ -218,7 +218,7 @@ def test_ppo_on_two_ranks_with_recomputed_activations_equals_one_process(
     optimizer = OptimizerSettings(learning_rate=1e-3)
     one = LearnerSettings(tmp_path, actor=optimizer, critic=optimizer, reference=True, micro_batch_tokens=1 << 20)
     ((gradients, after),) = ranks.run(1, ppo_step, one, batch)
-    for changes in ({"share_prompts": False}, {"activation_checkpointing": True}):
+    for changes in ({"share_prefixes": False}, {"activation_checkpointing": True}):
         two = replace(one, ranks=2, micro_batch_tokens=120, **changes)
         for theirs, moved in ranks.run(2, ppo_step, two, batch):
             for mine, others, close in ((gradients, theirs, 2e-5), (after, moved, 1e-5)):

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from rljob_trainer.learner.cpu.lanes import Twin, assign, halved_from
 from rljob_trainer.learner.cpu.plain_layer import compute_in_rows
 from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_policy
-from rljob_trainer.learner.packing import Lengths, build_row
+from rljob_trainer.learner.packing import build_row
+from rljob_trainer.learner.prefixes import Lengths
 from rljob_trainer.learner.protocol import SequenceBatch
 
 CPU = torch.device("cpu")

@@ -21,7 +21,8 @@ from rljob_trainer.learner.backends.fsdp2 import Fsdp2, mesh
 from rljob_trainer.learner.backends.fsdp2.mesh import full
 from rljob_trainer.learner.loading import FolderWeights
 from rljob_trainer.learner.models import PackedRow, load_critic, load_policy, names_in_files
-from rljob_trainer.learner.packing import Lengths, build_row
+from rljob_trainer.learner.packing import build_row
+from rljob_trainer.learner.prefixes import Lengths
 from rljob_trainer.learner.protocol import SequenceBatch
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 

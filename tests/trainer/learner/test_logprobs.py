@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from rljob_trainer.learner import logprobs
+from rljob_trainer.learner import compiled_head, logprobs
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 
 TOKENS, WIDTH, VOCABULARY = 23, 8, 31
@@ -32,14 +32,23 @@ def plain(
     return log_p[torch.arange(len(targets)), targets], -(log_p.exp() * log_p).sum(-1)
 
 
+@pytest.fixture(params=[False, True], ids=["as it is", "code of programs"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether what is otherwise compiled is used, which runs as it stands here."""
+    monkeypatch.setattr(compiled_head, "_program", lambda code: code)
+    return bool(request.param)
+
+
 @pytest.mark.parametrize("chunk", [1, 5, TOKENS, 1000, None])
 @pytest.mark.parametrize(("temperature", "cap"), [(1.0, None), (0.6, None), (1.0, 2.0), (0.6, 3.0)])
 @pytest.mark.parametrize("streams", ["both", "log_probs", "entropy"])
 def test_equals_the_plain_softmax_and_its_gradient(
-    chunk: int | None, temperature: float, cap: float | None, streams: str
+    compiled: bool, chunk: int | None, temperature: float, cap: float | None, streams: str
 ) -> None:
     hidden, weight, targets = problem(torch.float64)
-    ours = log_probs_and_entropy(hidden, weight, targets, temperature=temperature, chunk=chunk, cap=cap)
+    ours = log_probs_and_entropy(
+        hidden, weight, targets, temperature=temperature, chunk=chunk, cap=cap, compiled=compiled
+    )
     theirs = plain(hidden, weight, targets, temperature, cap)
     pulls = torch.randn(2, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     if streams != "both":
@@ -57,17 +66,17 @@ def test_equals_the_plain_softmax_and_its_gradient(
 
 
 @pytest.mark.parametrize("chunk", [5, 1000])
-def test_a_frozen_matrix_has_no_gradient_and_costs_none(chunk: int) -> None:
+def test_a_frozen_matrix_has_no_gradient_and_costs_none(compiled: bool, chunk: int) -> None:
     """It is not computed either: every product is with the matrix, none with the states."""
     hidden, weight, targets = problem(torch.float64)
     frozen = weight.detach()
-    ours, _ = log_probs_and_entropy(hidden, frozen, targets, chunk=chunk)
+    ours, _ = log_probs_and_entropy(hidden, frozen, targets, chunk=chunk, compiled=compiled)
     theirs, _ = plain(hidden, frozen, targets, 1.0)
     with FlopCounterMode(display=False) as counted:
         (gradient,) = torch.autograd.grad(ours.sum(), hidden)
     torch.testing.assert_close(gradient, torch.autograd.grad(theirs.sum(), hidden)[0], rtol=0, atol=1e-11)
     # Logits once more unless probabilities were kept, and the gradient of the states.
-    products = 1 if chunk > TOKENS else 2
+    products = 1 if chunk > TOKENS and not compiled else 2
     assert counted.get_total_flops() == products * 2 * TOKENS * WIDTH * VOCABULARY
 
 
@@ -92,11 +101,11 @@ def test_probabilities_of_the_first_chunks_are_kept(
             torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
 
 
-def test_a_token_of_no_probability_has_no_gradient_when_probabilities_are_kept() -> None:
-    """e to the -200 is no float32."""
+def test_a_token_of_no_probability_has_no_gradient(compiled: bool) -> None:
+    """e to the -200 is no float32; otherwise probabilities are kept here."""
     hidden = torch.ones(2, 1, requires_grad=True)
     weight = torch.tensor([[0.0], [1.0], [-200.0]], requires_grad=True)
-    log_probs, entropy = log_probs_and_entropy(hidden, weight, torch.tensor([0, 1]))
+    log_probs, entropy = log_probs_and_entropy(hidden, weight, torch.tensor([0, 1]), compiled=compiled)
     ours = torch.autograd.grad((log_probs + entropy).sum(), (hidden, weight))
     exact = [t.detach().double().requires_grad_() for t in (hidden, weight)]
     theirs = torch.autograd.grad(torch.stack(plain(*exact, torch.tensor([0, 1]), 1.0)).sum(), exact)
@@ -106,9 +115,9 @@ def test_a_token_of_no_probability_has_no_gradient_when_probabilities_are_kept()
 
 @pytest.mark.parametrize("chunk", [4, 1000])
 @pytest.mark.parametrize("cap", [None, 3.0])
-def test_half_precision_weights_have_a_float32_softmax(chunk: int, cap: float | None) -> None:
+def test_half_precision_weights_have_a_float32_softmax(compiled: bool, chunk: int, cap: float | None) -> None:
     hidden, weight, targets = problem(torch.bfloat16)
-    log_probs, entropy = log_probs_and_entropy(hidden, weight, targets, chunk=chunk, cap=cap)
+    log_probs, entropy = log_probs_and_entropy(hidden, weight, targets, chunk=chunk, cap=cap, compiled=compiled)
     assert log_probs.dtype == entropy.dtype == torch.float32
     # The product rounds to bfloat16 (8 bits); what follows must not add more than float32 does.
     logits = (hidden @ weight.T).double()
@@ -125,7 +134,7 @@ def test_half_precision_weights_have_a_float32_softmax(chunk: int, cap: float | 
         assert float((ours.grad - theirs.grad).norm() / theirs.grad.norm()) < 0.02
 
 
-def test_a_forbidden_token_has_no_entropy_and_no_gradient() -> None:
+def test_a_forbidden_token_has_no_entropy(compiled: bool) -> None:
     """A row of the output matrix that gives -inf, as some padded vocabularies do."""
     hidden, weight, targets = problem(torch.float32)
     with torch.no_grad():
@@ -135,10 +144,35 @@ def test_a_forbidden_token_has_no_entropy_and_no_gradient() -> None:
     targets = torch.where(targets == 3, 4, targets)
     kept = torch.cat([weight[:3], weight[4:]]).detach().double()
     shifted = torch.where(targets > 3, targets - 1, targets)
-    ours = log_probs_and_entropy(hidden, weight, targets)
+    ours = log_probs_and_entropy(hidden, weight, targets, compiled=compiled)
     theirs = plain(hidden.double(), kept, shifted, 1.0)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=0, atol=1e-5)
+    barred = log_probs_and_entropy(hidden, weight, torch.full_like(targets, 3), compiled=compiled)[0]
+    assert (barred == torch.finfo(torch.float32).min).all()
+
+
+def test_programs_give_what_their_code_gives() -> None:
+    """In half precision, for chunks of several lengths, which share two programs. A forbidden word has no gradient."""
+    _, _, targets = problem(torch.bfloat16)
+    logits = torch.randn(TOKENS, VOCABULARY, generator=torch.Generator().manual_seed(2)).bfloat16() * 4
+    logits[:, 3] = -torch.inf
+    targets = torch.where(targets == 3, 4, targets)
+    pulls = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(3))
+    made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for rows in (slice(0, 9), slice(0, TOKENS), slice(5, 8)):
+        some, wanted = logits[rows], targets[rows]
+        exact = torch.log_softmax(some.double(), -1).gather(1, wanted[:, None])[:, 0]
+        found = compiled_head.streams(some, wanted, 1.0, None)
+        torch.testing.assert_close(found.log_probs.double(), exact, rtol=0, atol=1e-5)
+        for a, b in zip(found, compiled_head._streams(some, wanted, 1.0, None), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+        known, both = (found.entropy, found.normaliser), (pulls[0, rows], pulls[1, rows])
+        ours = compiled_head.gradient(some, wanted, known, both, 1.0, None)
+        torch.testing.assert_close(ours, compiled_head._gradient(some, wanted, *known, *both, 1.0, None))
+        assert ours.dtype == torch.bfloat16
+        assert bool((ours[:, 3] == 0).all())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - made == 2
 
 
 def test_the_sum_of_squared_probabilities() -> None:
@@ -151,21 +185,21 @@ def test_the_sum_of_squared_probabilities() -> None:
 
 
 @pytest.mark.parametrize("cap", [None, 30.0])
-def test_logits_never_exist_whole(cap: float | None) -> None:
+def test_logits_never_exist_whole(compiled: bool, cap: float | None) -> None:
     """With a big vocabulary the largest allocation is one chunk's."""
     hidden = torch.randn(64, 4, requires_grad=True)
     weight = torch.randn(5000, 4, requires_grad=True)
     targets = torch.zeros(64, dtype=torch.int64)
     with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
-        log_probs, entropy = log_probs_and_entropy(hidden, weight, targets, chunk=8, cap=cap)
+        log_probs, entropy = log_probs_and_entropy(hidden, weight, targets, chunk=8, cap=cap, compiled=compiled)
         (log_probs.sum() + entropy.sum()).backward()
     largest = max(abs(event.cpu_memory_usage) for event in profile.events())
     assert largest < 64 * 5000 * 4 / 2
 
 
-def test_an_empty_stream_and_a_bad_temperature() -> None:
+def test_an_empty_stream_and_a_bad_temperature(compiled: bool) -> None:
     hidden, weight, targets = problem(torch.float32)
-    log_probs, _ = log_probs_and_entropy(hidden[:0], weight, targets[:0])
+    log_probs, _ = log_probs_and_entropy(hidden[:0], weight, targets[:0], compiled=compiled)
     log_probs.sum().backward()
     assert weight.grad is not None
     assert float(weight.grad.abs().sum()) == 0.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.memory.pretend_gpu import batch_of
+from benchmarks.memory.rows import batch_of
 from cut_for import cut_for
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM

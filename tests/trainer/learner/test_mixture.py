@@ -173,7 +173,7 @@ def test_the_loads_are_those_of_transformers_routers(
     count: int, ranks: Any, make_batch: Callable[..., SequenceBatch], folder: Path, tmp_path: Path
 ) -> None:
     batch = make_batch(groups=4)
-    settings = LearnerSettings(folder, ranks=count, share_prompts=False, micro_batch_tokens=60)
+    settings = LearnerSettings(folder, ranks=count, share_prefixes=False, micro_batch_tokens=60)
     reports = [report for report, _ in ranks.run(count, updated, settings, batch, tmp_path, "none")]
     theirs = AutoModelForCausalLM.from_pretrained(folder)
     seen: list[list[torch.Tensor]] = [[], []]

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rljob_trainer.learner import moves
 from rljob_trainer.learner.adamw import AdamW
+from rljob_trainer.learner.anchor import Anchor
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.moves import ModuleMoves, Resting
@@ -242,6 +243,40 @@ def test_a_module_of_a_gpu_rests_in_pinned_memory(gpu: None) -> None:
         assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
     # 256 bytes for the matrix (8 x 8 x 4), a beginning at 256 for each of the others.
     assert asked == [1024]
+
+
+def test_the_weights_that_a_version_began_with_wait_in_pinned_memory_and_change_places(gpu: None) -> None:
+    """One copy, pinned once, however often it is kept and put in place; a pass that fails leaves everything right."""
+    module = torch.nn.Linear(8, 8)
+    asked: list[int] = []
+
+    def pinned(nbytes: int) -> torch.Tensor:
+        asked.append(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    class OnGpu(Layout):
+        def local(self, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.as_subclass(OfAGpu)
+
+    anchor = Anchor(module, OnGpu(), Resting(pinned))
+
+    def failing_pass(first: list[torch.Tensor]) -> None:
+        with anchor.in_place():
+            assert all(torch.equal(one, was) for one, was in zip(module.parameters(), first, strict=True))
+            raise ZeroDivisionError
+
+    for version in range(2):
+        first = [tensor.detach().clone() for tensor in module.parameters()]
+        anchor.keep(version)
+        with torch.no_grad():
+            for tensor in module.parameters():
+                tensor += 1
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                failing_pass(first)
+            assert all(torch.equal(one, was + 1) for one, was in zip(module.parameters(), first, strict=True))
+    # 256 bytes for the matrix (8 x 8 x 4), and a beginning at 256 for the bias.
+    assert asked == [512]
 
 
 @pytest.mark.parametrize("rule", [AdamW, Muon])

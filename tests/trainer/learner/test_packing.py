@@ -11,17 +11,8 @@ from cut_for import cut_for
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rljob_trainer.learner.packing import (
-    Lengths,
-    balance,
-    build_row,
-    check_batch,
-    offsets_of,
-    plan,
-    prompt_keys,
-    ranges,
-    take,
-)
+from rljob_trainer.learner.packing import balance, build_row, check_batch, plan, ranges, take
+from rljob_trainer.learner.prefixes import Lengths, offsets_of
 from rljob_trainer.learner.protocol import SequenceBatch
 
 GROUPS = st.lists(
@@ -31,7 +22,7 @@ GROUPS = st.lists(
 
 
 def lengths_of(groups: list[tuple[int, list[int]]]) -> Lengths:
-    return Lengths(
+    return Lengths.of_groups(
         np.array([p for p, rs in groups for _ in rs]),
         np.array([r for _, rs in groups for r in rs]),
         np.array([i for i, (_, rs) in enumerate(groups) for _ in rs]),
@@ -54,7 +45,7 @@ def test_a_plan_is_complete_within_budget_and_in_step(
     assert len(planned) == ranks
     assert len({len(micros) for micros in planned}) == 1
     assert len(planned[0]) % multiple == 0
-    assert sorted(np.concatenate([m for micros in planned for m in micros]).tolist()) == list(range(len(lengths.keys)))
+    assert sorted(np.concatenate([m for micros in planned for m in micros]).tolist()) == list(range(len(lengths)))
     # A sequence is never cut: one that is longer than the budget makes room for itself.
     longest = int((lengths.prompts + lengths.responses).max())
     for micro in (m for micros in planned for m in micros):
@@ -65,9 +56,9 @@ def test_a_plan_is_complete_within_budget_and_in_step(
 @given(GROUPS, st.booleans())
 def test_a_row_holds_every_token_once_and_each_prompt_once(groups: list[tuple[int, list[int]]], final: bool) -> None:
     lengths = lengths_of(groups)
-    indices = np.random.default_rng(1).permutation(len(lengths.keys))
+    indices = np.random.default_rng(1).permutation(len(lengths))
     row = build_row(lengths, indices, final=final)
-    starts = offsets_of(lengths.prompts + lengths.responses)
+    starts, group = offsets_of(lengths.totals), [number for number, (_, rs) in enumerate(groups) for _ in rs]
     expected = sum(p + sum(max(0, r if final else r - 1) for r in rs) for p, rs in groups)
     assert len(row.source) == len(row.positions) == expected == sum(int(b.query_lengths.sum()) for b in row.blocks)
     np.testing.assert_array_equal(row.offsets, offsets_of(lengths.responses[indices]))
@@ -83,7 +74,7 @@ def test_a_row_holds_every_token_once_and_each_prompt_once(groups: list[tuple[in
             source = int(row.source[output])
             assert row.positions[output] == position[source] == p + t - 1
             # The first token is predicted by the prompt, which may be a sibling's; the others by their own past.
-            assert lengths.keys[sequence[source]] == lengths.keys[index]
+            assert group[sequence[source]] == group[index]
             assert t == 0 or sequence[source] == index
             assert row.stream[token] == offsets_of(lengths.responses)[index] + t
             token += 1
@@ -98,7 +89,7 @@ def test_a_row_holds_every_token_once_and_each_prompt_once(groups: list[tuple[in
 @given(GROUPS)
 def test_attention_blocks_see_the_prompt_and_their_own_past(groups: list[tuple[int, list[int]]]) -> None:
     lengths = lengths_of(groups)
-    row = build_row(lengths, np.arange(len(lengths.keys)), final=True)
+    row = build_row(lengths, np.arange(len(lengths)), final=True)
     start = 0
     for block in row.blocks:
         for b, count in enumerate(block.query_lengths.tolist()):
@@ -113,7 +104,7 @@ def test_attention_blocks_see_the_prompt_and_their_own_past(groups: list[tuple[i
 @given(GROUPS, st.booleans())
 def test_the_last_layer_needs_the_rows_that_are_read(groups: list[tuple[int, list[int]]], final: bool) -> None:
     lengths = lengths_of(groups)
-    row = build_row(lengths, np.arange(len(lengths.keys)), final=final)
+    row = build_row(lengths, np.arange(len(lengths)), final=final)
     read = {*row.output_rows.tolist(), *(row.final_rows.tolist() if row.final_rows is not None else ())}
     rows = row.last_rows.tolist()
     assert rows == sorted(set(rows))
@@ -134,7 +125,7 @@ def test_the_last_layer_needs_the_rows_that_are_read(groups: list[tuple[int, lis
 @example([(1, [0])], False, 9)
 def test_what_fills_a_row_up_is_read_by_nobody(groups: list[tuple[int, list[int]]], final: bool, multiple: int) -> None:
     lengths = lengths_of(groups)
-    indices = np.arange(len(lengths.keys))
+    indices = np.arange(len(lengths))
     plain, row = build_row(lengths, indices, final=final), build_row(lengths, indices, final=final, multiple=multiple)
     assert len(row.source) % multiple == 0
     assert 0 <= len(row.source) - len(plain.source) < multiple
@@ -167,7 +158,7 @@ def test_what_fills_a_row_up_is_read_by_nobody(groups: list[tuple[int, list[int]
 def test_ranks_get_about_the_same_number_of_tokens() -> None:
     rng = np.random.default_rng(0)
     count = 256
-    lengths = Lengths(
+    lengths = Lengths.of_groups(
         np.repeat(rng.integers(10, 100, count // 8), 8),
         rng.integers(1, 400, count),
         np.repeat(np.arange(count // 8), 8),
@@ -175,13 +166,8 @@ def test_ranks_get_about_the_same_number_of_tokens() -> None:
     for ranks in (2, 4, 8):
         loads = [lengths.row_tokens(part) for part in balance(lengths, np.arange(count), ranks)]
         assert max(loads) <= 1.1 * sum(loads) / ranks
-    one_prompt = Lengths(np.full(8, 10), np.full(8, 100), np.zeros(8, dtype=np.int64))
+    one_prompt = Lengths.of_groups(np.full(8, 10), np.full(8, 100), np.zeros(8, dtype=np.int64))
     assert [len(part) for part in balance(one_prompt, np.arange(8), 4)] == [2, 2, 2, 2]
-
-
-def test_prompts_are_told_apart_by_their_tokens(make_batch: Callable[..., SequenceBatch]) -> None:
-    batch = make_batch(groups=3, samples=4)
-    np.testing.assert_array_equal(prompt_keys(batch), np.repeat([0, 1, 2], 4))
 
 
 def test_take_and_merge_are_inverse(make_batch: Callable[..., SequenceBatch]) -> None:

@@ -14,7 +14,8 @@ from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from rljob_trainer.learner.cpu.plain_layer import _rotated, _unit_norm, compute_in_rows, is_plain
 from rljob_trainer.learner.models import PackedRow, load_policy
-from rljob_trainer.learner.packing import Lengths, build_row
+from rljob_trainer.learner.packing import build_row
+from rljob_trainer.learner.prefixes import Lengths
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
@@ -54,7 +55,7 @@ def test_values_and_gradients_are_those_of_transformers(family: str, last_rows_o
     ends = np.cumsum(prompts + responses)
     for s in (1, 2):  # of one prompt
         ids[ends[s - 1] : ends[s - 1] + 5] = ids[:5]
-    row = build_row(Lengths(prompts, responses, keys), np.arange(5))
+    row = build_row(Lengths.of_groups(prompts, responses, keys), np.arange(5))
     packed = PackedRow.of(row, ids, CPU, torch.float64, outputs_only=last_rows_only)
     log_probs = ours(packed, 1.0).log_probs
 
@@ -90,7 +91,7 @@ def test_the_rotation_and_its_gradient() -> None:
 
 def test_half_precision_keeps_the_layer_s_own_forward_pass(tied_folder: Path) -> None:
     """There a scale that is multiplied into the matrix would be rounded once more: bit for bit as before."""
-    lengths = Lengths(np.array([4, 3]), np.array([2, 5]), np.array([0, 1]))
+    lengths = Lengths.of_groups(np.array([4, 3]), np.array([2, 5]), np.array([0, 1]))
     ids = np.arange(14, dtype=np.int32)
     row = build_row(lengths, np.arange(2))
     packed = PackedRow.of(row, ids, CPU, torch.bfloat16)

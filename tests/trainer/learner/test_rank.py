@@ -22,7 +22,7 @@ from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.metrics import update_result
 from rljob_trainer.learner.optim import StepOutcome
-from rljob_trainer.learner.packing import offsets_of
+from rljob_trainer.learner.prefixes import offsets_of
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest, UpdateResult
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings

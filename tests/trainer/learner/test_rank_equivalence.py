@@ -46,7 +46,7 @@ def gradients(
         [range(len(batch))],
         ranks=settings.ranks,
         token_budget=settings.micro_batch_tokens,
-        share_prompts=settings.share_prompts,
+        share_prefixes=settings.share_prefixes,
     )
     share = work.shares[rank] if counts is None else replace(work.shares[rank], counts=[counts])
     result, sums = {}, {}
@@ -97,7 +97,7 @@ def test_any_number_of_ranks_and_any_micro_batch_size(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"share_prompts": False},
+        {"share_prefixes": False},
         {"activation_checkpointing": True},
         {"log_prob_chunk_tokens": 7},
         {"ranks": 4, "replicate": 2},

@@ -73,7 +73,7 @@ def scored(
         [range(len(batch))],
         ranks=settings.ranks,
         token_budget=settings.micro_batch_tokens,
-        share_prompts=settings.share_prompts,
+        share_prefixes=settings.share_prefixes,
     )
     return learner.score(work.shares[rank], ScoreRequest(0.7, **wanted)).streams
 
@@ -83,7 +83,7 @@ def scored(
     ("ranks_used", "options"),
     [
         (1, {"micro_batch_tokens": 16_384}),  # all in one row, prompts once
-        (1, {"micro_batch_tokens": 2_700, "share_prompts": False}),
+        (1, {"micro_batch_tokens": 2_700, "share_prefixes": False}),
         (1, {"activation_checkpointing": True, "offload": True}),
         (2, {"micro_batch_tokens": 4_000}),
     ],

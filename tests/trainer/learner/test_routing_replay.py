@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.backends.fsdp2.mesh import full
-from rljob_trainer.learner.packing import offsets_of
+from rljob_trainer.learner.prefixes import offsets_of
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.work import RankReport, cut
@@ -159,7 +159,7 @@ def test_an_update_tells_what_was_replayed_and_what_routers_would_have_done(
         others = set(range(EXPERTS)) - set(own[place, 0].tolist())
         changed[place, 0, 1] = min(others)
     changed[::10] = 5
-    settings = LearnerSettings(folder, ranks=count, share_prompts=False, micro_batch_tokens=60)
+    settings = LearnerSettings(folder, ranks=count, share_prefixes=False, micro_batch_tokens=60)
     reports = ranks.run(count, updated, settings, replace(batch, routed_experts=changed))
     # The last token of each response is left out of the rows.
     there = np.ones(len(own), np.bool_)

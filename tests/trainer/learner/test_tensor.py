@@ -195,7 +195,7 @@ def test_gradients_norms_and_steps_are_those_of_one_process(
 @pytest.mark.parametrize(
     ("changes", "bound"),
     [
-        ({"share_prompts": False}, 1e-5),
+        ({"share_prefixes": False}, 1e-5),
         ({"activation_checkpointing": True}, 1e-5),
         ({"log_prob_chunk_tokens": 7, "micro_batch_tokens": 1 << 20}, 1e-5),
         ({"dtype": "bfloat16"}, 0.1),

@@ -19,7 +19,8 @@ from rljob_api.memory.shape import numbers
 from rljob_api.spec.model import Model
 from rljob_trainer.learner.lora import adapt
 from rljob_trainer.learner.models import Policy
-from rljob_trainer.learner.packing import Lengths, build_row
+from rljob_trainer.learner.packing import build_row
+from rljob_trainer.learner.prefixes import Lengths
 from rljob_trainer.learner.settings import LoraSettings
 from rljob_trainer.models.materialise import materialise
 
@@ -92,7 +93,8 @@ def test_a_row_has_as_many_tokens_as_the_packed_one(row: LargestRow) -> None:
     siblings = row.samples // row.groups
     keys = np.repeat(np.arange(row.groups), siblings)
     packed = build_row(
-        Lengths(np.full(row.samples, row.prompt), np.full(row.samples, row.response), keys), np.arange(row.samples)
+        Lengths.of_groups(np.full(row.samples, row.prompt), np.full(row.samples, row.response), keys),
+        np.arange(row.samples),
     )
     assert row.tokens == len(packed.source)
     assert row.outputs == len(packed.targets)

@@ -27,6 +27,7 @@ from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.episodes.episode import Group
 from rljob_trainer.learner.residence import Residence
 from rljob_trainer.pipeline.parts import TrainedBatch
+from rljob_trainer.publish.engines_turn import EnginesTurn
 from rljob_trainer.publish.turns import SharedDevices
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.shelf import Shelf
@@ -116,8 +117,9 @@ class Run:
         self.device = device = Device()
         self.learner = Learner(device)
         self.turns = SharedDevices(
-            SimpleNamespace(engines=[Engine(device, own_weights=own_weights)]),
+            SimpleNamespace(replacing=0, engines=[Engine(device, own_weights=own_weights)]),
             self.learner,
+            EnginesTurn(),
             Waits(),
             seconds=60,
             engines_sleep=sleeps,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rljob_trainer.errors import EngineError
-from rljob_trainer.rollout.vllm_arguments import engine_arguments, environment
+from rljob_trainer.rollout.vllm_arguments import engine_arguments, environment, refuse_variant_kernels
 
 pytestmark = pytest.mark.vllm
 
@@ -72,6 +73,8 @@ def test_variables_that_are_set_stay_and_a_core_may_load_as_long_as_engines_may_
     assert found == {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_ENGINE_READY_TIMEOUT_S": "60",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "1",
     }
 
@@ -84,3 +87,57 @@ def test_an_engine_refuses_the_variable(llama_folder: Path, monkeypatch: pytest.
     for own_process in (False, True):
         with pytest.raises(EngineError, match=r"rollout\.multiprocessing"):
             VLLMEngine(llama_folder, own_process=own_process)
+
+
+@pytest.mark.parametrize(
+    ("said", "capability"), [("1", (8, 0)), ("1", (12, 0)), ("1", None), ("0", (7, 5)), (None, (7, 0))]
+)
+def test_a_gpu_with_batch_invariant_kernels_or_without_need_of_them_is_taken(
+    said: str | None, capability: tuple[int, int] | None
+) -> None:
+    refuse_variant_kernels({} if said is None else {"VLLM_BATCH_INVARIANT": said}, capability)
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5)])
+def test_a_gpu_without_batch_invariant_kernels_is_named_when_the_engine_starts(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+) -> None:
+    """There is no such GPU here: what vLLM's platform says of it is played."""
+    from vllm.platforms import current_platform
+    from vllm.platforms.interface import DeviceCapability
+
+    from rljob_trainer.rollout.vllm_engine import VLLMEngine
+
+    monkeypatch.setattr(VLLMEngine, "_open", False)
+    monkeypatch.setattr(current_platform, "get_device_capability", lambda: DeviceCapability(*capability))
+    for name in os.environ.keys() | {"VLLM_BATCH_INVARIANT"}:
+        if name.startswith("VLLM_"):
+            monkeypatch.setenv(name, os.environ.get(name, ""))  # as it was, afterwards
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    had = ".".join(map(str, capability))
+    with pytest.raises(EngineError, match=rf"^vLLM engine: deterministic: true .* 8\.0 \(A100\).* has {had}: choose"):
+        VLLMEngine(llama_folder, device="cuda")
+
+
+@pytest.mark.parametrize(("home", "found"), [(False, False), (True, True)])
+def test_vllm_leaves_flashinfer_s_kernels_alone_where_the_cuda_compiler_is_but_a_package_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: bool, found: bool
+) -> None:
+    """What the image relies on: FlashInfer is installed there without its precompiled kernels, ninja is on PATH, and
+    nvcc below site-packages, which is no place that FlashInfer looks at unless CUDA_HOME says so."""
+    from vllm.utils import flashinfer
+
+    programs, toolkit = tmp_path / "bin", tmp_path / "site-packages" / "nvidia" / "cu13"
+    for program in (programs / "ninja", toolkit / "bin" / "nvcc"):
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    monkeypatch.setattr(flashinfer.importlib.util, "find_spec", lambda name: object() if name == "flashinfer" else None)
+    monkeypatch.setattr(flashinfer, "_DEFAULT_CUDA_HOME", str(tmp_path / "none"))
+    for name in ("CUDA_HOME", "CUDA_PATH", "VLLM_HAS_FLASHINFER_CUBIN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(programs))
+    if home:
+        monkeypatch.setenv("CUDA_HOME", str(toolkit))
+    flashinfer.has_flashinfer_cubin.cache_clear()
+    assert flashinfer.has_flashinfer.__wrapped__() is found

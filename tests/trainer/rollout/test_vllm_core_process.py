@@ -259,6 +259,36 @@ def test_what_is_asked_of_a_core_after_its_end_is_refused_too() -> None:
     core.close()
 
 
+def test_an_end_that_vllm_notices_first_has_its_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    from rljob_trainer.rollout import vllm_core
+
+    def dead() -> None:
+        raise EngineDeadError
+
+    life, held = os.pipe()
+    process = SimpleNamespace(pid=4712, sentinel=life)
+    client = SimpleNamespace(
+        resources=SimpleNamespace(engine_manager=SimpleNamespace(processes=[process])),
+        outputs_queue=queue.Queue(),
+        utility_results={},
+        shutdown=lambda: os.close(held),
+    )
+    engine: Any = SimpleNamespace(engine_core=client, step=dead)
+    core = vllm_core.CoreProcess(engine, lambda error: None)
+    monkeypatch.setattr(vllm_core, "_END_SECONDS", 0.01)
+    with pytest.raises(EngineDeadError):  # of something else than its end
+        core.step()
+    monkeypatch.setattr(vllm_core, "_END_SECONDS", SECONDS)
+    ending = threading.Timer(0.1, core.close)
+    ending.start()
+    with pytest.raises(EngineError, match=r"process \(4712\) ended unasked"):
+        core.step()
+    ending.join()
+    os.close(life)
+
+
 class ParticularError(Exception):
     """Made of more than its arguments."""
 

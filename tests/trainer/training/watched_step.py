@@ -42,7 +42,7 @@ class Watched:
 
     async def score(self, batch: SequenceBatch, request: ScoreRequest) -> ScoreResult:
         self.scored.append({field.name for field in fields(request) if getattr(request, field.name) is True})
-        work = cut_for(batch, [range(len(batch))], ranks=1, token_budget=4096, share_prompts=True)
+        work = cut_for(batch, [range(len(batch))], ranks=1, token_budget=4096, share_prefixes=True)
         part = self.rank.score(work.shares[0], request)
         return ScoreResult(
             **{
@@ -63,7 +63,7 @@ class Watched:
         self.kept.append(request.keep_anchor)
         minis = [list(m) for m in mini_batches]
         self.updates.append((batch, loss, minis, request.update_actor, request.update_critic))
-        work = cut_for(batch, mini_batches, ranks=1, token_budget=4096, share_prompts=True)
+        work = cut_for(batch, mini_batches, ranks=1, token_budget=4096, share_prefixes=True)
         report = self.rank.update(work.shares[0], loss, request)
         self.results.append(update_result([report], work, batch))
         return self.results[-1]

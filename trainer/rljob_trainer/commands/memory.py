@@ -45,6 +45,12 @@ def add_memory_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="--memory: folder with the model's config.json. Default: by the job"
     )
+    parser.add_argument(
+        "--critic-model",
+        type=Path,
+        metavar="DIR",
+        help="--memory: folder with the config.json of algorithm.critic.model. Default: by the job",
+    )
 
 
 def _gpu_memory(text: str) -> int:
@@ -59,8 +65,11 @@ def _gpu_memory(text: str) -> int:
     return size
 
 
-def planned(job: ResolvedJob, base: Path, memory: int | None, model: Path | None) -> tuple[MemoryPlan, str]:
-    """The plan, and where the model's shape comes from. Raises ``JobFileError`` where nothing says its shape."""
+def planned(
+    job: ResolvedJob, base: Path, memory: int | None, model: Path | None, critic: Path | None = None
+) -> tuple[MemoryPlan, str]:
+    """The plan, and where the model's shape comes from; ``model`` and ``critic``: folders to take in place of what the
+    job names. Raises ``JobFileError`` where nothing says a shape."""
     if (problem := untold(job)) is not None:
         raise JobFileError(problem)
     found = _of_folder(model) if model is not None else described(job, base)
@@ -75,11 +84,30 @@ def planned(job: ResolvedJob, base: Path, memory: int | None, model: Path | None
             "give the folder that has one with --model DIR"
         )
     shape, origin = found
-    if (problem := untold(job, shape)) is not None:
+    critic_shape = _of_critic(job, base, critic)
+    if (problem := untold(job, shape, critic_shape)) is not None:
         raise JobFileError(problem)
-    for wrong in undivided(job.spec.trainer.parallelism, shape):
-        raise JobFileError(str(wrong))
-    return plan_memory(job, shape, memory), origin
+    for each in (shape, critic_shape):
+        for wrong in undivided(job.spec.trainer.parallelism, each) if each is not None else ():
+            raise JobFileError(str(wrong))
+    return plan_memory(job, shape, memory, critic_shape=critic_shape), origin
+
+
+def _of_critic(job: ResolvedJob, base: Path, folder: Path | None) -> ModelShape | None:
+    """The shape of the critic's own model; None: it has none. Raises ``JobFileError`` where nothing says its shape."""
+    critic = job.spec.algorithm.critic
+    if critic is None or critic.model is None:
+        if folder is not None:
+            raise JobFileError("--critic-model: the job's critic starts from the policy (algorithm.critic.model)")
+        return None
+    own = critic.model
+    found = _of_folder(folder) if folder is not None else _of_source(own.source, own.revision, base)
+    if found is None:
+        raise JobFileError(
+            f"spec.algorithm.critic.model: no {_CONFIG} of {own.source} is on this machine, and it is no model that is "
+            "known by name; give the folder that has one with --critic-model DIR"
+        )
+    return found[0]
 
 
 def described(job: ResolvedJob, base: Path) -> tuple[ModelShape, str] | None:
@@ -89,11 +117,14 @@ def described(job: ResolvedJob, base: Path) -> tuple[ModelShape, str] | None:
     if model.random is not None:
         random = ModelShape.of_random(model.random)
         return None if random is None else (random, "the job")
-    source = model.source or ""
+    return _of_source(model.source or "", model.revision, base)
+
+
+def _of_source(source: str, revision: str | None, base: Path) -> tuple[ModelShape, str] | None:
     folder = None if source.startswith(f"{HUB}://") else local_path(source, base)
     if folder is not None and folder.is_dir():
         return _of_folder(folder)
-    cached = cached_file(source.removeprefix(f"{HUB}://"), _CONFIG, model.revision)
+    cached = cached_file(source.removeprefix(f"{HUB}://"), _CONFIG, revision)
     if cached is not None:
         return _of_folder(cached.parent)
     known = known_shape(source)
@@ -115,10 +146,17 @@ def _name(job: ResolvedJob) -> str:
     return model.source or "the random model"
 
 
+def _critic_name(job: ResolvedJob) -> str | None:
+    """The source of the critic's own model; None: it has none."""
+    critic = job.spec.algorithm.critic
+    return None if critic is None or critic.model is None else critic.model.source
+
+
 def as_json(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
     """Bytes throughout."""
     changes = {name: {s.path: s.value for s in change.settings} for name, change in plan.remedies.items()}
     adapter = plan.inputs.adapter
+    critic, own = _critic_name(job), plan.inputs.trained_shapes[-1]
     return json.dumps(
         {
             "model": {
@@ -127,6 +165,7 @@ def as_json(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
                 "adapterParameters": adapter.parameters(plan.inputs.shape) if adapter is not None else 0,
                 "knownBy": origin,
             },
+            **({} if critic is None else {"critic": {"name": critic, "parameters": own.parameters}}),
             "largestRowTokens": plan.inputs.row.tokens,
             "devices": [
                 {
@@ -156,8 +195,9 @@ def as_text(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
     layout += f" x tensor {inputs.tensor_ranks}" if inputs.tensor_ranks > 1 else ""
     adapter = inputs.adapter
     trained = "" if adapter is None else f"; trained are {adapter.parameters(inputs.shape):,} beside them"
+    critic = "" if inputs.critic_shape is None else f"; critic {_critic_name(job)}: {inputs.critic_shape.parameters:,}"
     head = (
-        f"{_name(job)}: {inputs.shape.parameters:,} parameters (known by {origin}){trained}; {layout}\n"
+        f"{_name(job)}: {inputs.shape.parameters:,} parameters (known by {origin}){trained}{critic}; {layout}\n"
         f"largest row: {row.tokens} tokens ({_counted(row.groups, 'prompt')} of {row.prompt}, "
         f"{_counted(row.samples, 'response')} of {row.response})"
     )

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     job = load_job(args)
     if args.memory:
-        memory, origin = planned(job, args.file.resolve().parent, args.gpu_memory, args.model)
+        memory, origin = planned(job, args.file.resolve().parent, args.gpu_memory, args.model, args.critic_model)
         print((as_json if args.json else as_text)(memory, job, origin))
         return 0
     # Simulating needs numpy, which `rljob plan --help` should not wait for.

@@ -32,6 +32,8 @@ from rljob_trainer.pools.pool import MadeAgain, RolloutPool
 from rljob_trainer.pools.size import engine_count, in_hand, max_concurrent, response_lengths
 from rljob_trainer.publish import colocated
 from rljob_trainer.publish.canaries import Resend
+from rljob_trainer.publish.engines_turn import EnginesTurn
+from rljob_trainer.publish.lost_processes import wait_until_gone
 from rljob_trainer.publish.publication import Admits, Holds, WeightPublication
 from rljob_trainer.publish.quiet import Publication
 from rljob_trainer.publish.turns import SharedDevices, Turns, takes_turns
@@ -39,6 +41,7 @@ from rljob_trainer.rollout.actor import EngineSpec
 from rljob_trainer.rollout.handle import RayEngine
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.waits import Taken, Waits
+from rljob_trainer.weights import allocator
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob, ResolvedSpec
@@ -244,7 +247,7 @@ async def _inside_ranks(
         made_again=told.made_again,
         homes=_homes(job.spec),
     )
-    turns = _turns(job.spec, pool, learner, waits)
+    turns = _turns(job.spec, pool, learner, EnginesTurn(waits), waits)
     if turns is not None:
         await turns.at_start()
     await learner.run(colocated.start_engine, engine_spec(job, model))
@@ -255,16 +258,20 @@ async def _inside_ranks(
     return Engines(pool, publication, turns, resend=None if learner.has_live_model else publication.resend)
 
 
-def _turns(spec: ResolvedSpec, pool: RolloutPool, learner: RankedLearner, waits: Waits) -> SharedDevices | None:
+def _turns(
+    spec: ResolvedSpec, pool: RolloutPool, learner: RankedLearner, engines_turn: EnginesTurn, waits: Waits
+) -> SharedDevices | None:
     if not takes_turns(spec):
         return None
     return SharedDevices(
         pool,
         learner,
+        engines_turn,
         waits,
         seconds=learner.call_seconds,
         engines_sleep=spec.rollout.free_cache_engine,
         actor_stays=inside_ranks(spec) and learner.has_live_model,
+        gone=lambda place: learner.run(wait_until_gone, place),
     )
 
 
@@ -291,6 +298,7 @@ async def start_pool(
     built = engine_spec(job, model)
     waits = waits or Waits()
     start = _starter(job, model, waits, by_role, learner)
+    engines_turn = EnginesTurn(waits, start_seconds=float(spec.deadlines.start_seconds))
     starts = 0
 
     async def replacement(name: str) -> RayEngine:
@@ -302,12 +310,13 @@ async def start_pool(
         fixed_dispatch=spec.pipeline.mode == "sync",
         max_outstanding=in_hand(built.max_concurrent),
         replace=replacement if learner is not None else None,
+        starting=engines_turn.starting,
         shelf=shelf,
         worked=told.worked,
         made_again=told.made_again,
         homes=_homes(spec),
     )
-    turns = None if learner is None else _turns(spec, pool, learner, waits)
+    turns = None if learner is None else _turns(spec, pool, learner, engines_turn, waits)
     try:
         if turns is not None:
             await turns.at_start()
@@ -327,6 +336,8 @@ async def start_pool(
             backend="nccl" if built.device == "cuda" and spec.placement == "separate" else "gloo",
             beside=ranks_beside if built.device == "cuda" and spec.placement == "colocated" else None,
             holds=holds,
+            replacement=None if turns is None else turns.wait_for_replacement,
+            engines_turn=engines_turn,
             waits=waits,
         )
         pool.bring_up_by(publication.bring_up)
@@ -360,7 +371,8 @@ def engine_options(spec: ResolvedSpec, by_role: bool, beside: Bundles | None, na
     """What Ray is asked for, for one engine. ``beside``: the ranks' bundles. Engine i shares the devices of the ranks
     in bundle i, in their order."""
     own = dict(_DETERMINISTIC_ENGINE) if spec.deterministic and _engines_have_gpus(spec) else {}
-    options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": own | spec.rollout.env}}
+    variables = own | spec.rollout.env | _allocator(spec)
+    options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": variables}}
     if spec.placement == "separate":
         options |= on_nodes(cluster.ROLLOUT, by_role)
         if spec.rollout.gpus_per_replica:
@@ -378,6 +390,15 @@ def engine_options(spec: ResolvedSpec, by_role: bool, beside: Bundles | None, na
         options |= beside.options(ranks[0])
         options["runtime_env"]["env_vars"]["CUDA_VISIBLE_DEVICES"] = ",".join(beside.devices[rank] for rank in ranks)
     return options
+
+
+def _allocator(spec: ResolvedSpec) -> dict[str, str]:
+    """What torch's allocator is told in an engine that takes turns with ranks: what ``rollout.env`` says, else nothing.
+    In their pod it would be told what the ranks are, and what sleeps cannot be in expandable segments."""
+    if spec.placement != "colocated" or not spec.trainer.gpus_per_replica:
+        return {}
+    told = next((spec.rollout.env[name] for name in allocator.NAMES if name in spec.rollout.env), "")
+    return dict.fromkeys(allocator.NAMES, told)
 
 
 class _Nothing:

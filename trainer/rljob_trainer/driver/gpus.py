@@ -3,15 +3,16 @@ needs a GPU that is not there would wait for it until its deadline."""
 
 from __future__ import annotations
 
-import time
+import asyncio
 from typing import TYPE_CHECKING
 
+from rljob_trainer.aside import aside
 from rljob_trainer.errors import JobFileError
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedSpec
 
-_INSTALL = "this environment's torch is a CPU build: `make install ACCELERATOR=gpu`"
+_INSTALL = "this environment's torch is a CPU build: `make install ACCELERATOR=gpu` (or the GPU image, in a container)"
 _COUNTED_SECONDS, _PAUSE_SECONDS = 10.0, 0.05
 """Within which Ray's head has counted what its node has; it has a CPU whatever else is there."""
 
@@ -35,8 +36,10 @@ def check_gpus(spec: ResolvedSpec, there: int, *, cuda_build: bool) -> None:
     """``there``: GPUs of the machine; ``cuda_build``: whether torch could use them. Raises ``JobFileError``."""
     wanted = gpus_wanted(spec)
     total = sum(wanted.values())
-    if total <= there:
+    if not total or (total <= there and cuda_build):
         return
+    if total <= there:
+        raise JobFileError(f"the job takes {_counted(total)}, and this machine has {there}, but {_INSTALL}")
     remedies = [] if cuda_build else [_INSTALL]
     remedies.append("look at `nvidia-smi` and CUDA_VISIBLE_DEVICES if there should be more")
     without_engines = total - wanted.get("spec.rollout", 0)
@@ -51,18 +54,20 @@ def check_gpus(spec: ResolvedSpec, there: int, *, cuda_build: bool) -> None:
     )
 
 
-def check_gpus_of_machine(spec: ResolvedSpec) -> None:
+async def check_gpus_of_machine(spec: ResolvedSpec) -> None:
     """Compares with what the private Ray that this process is connected to has. Raises ``JobFileError``."""
     if not gpus_wanted(spec):
         return
     import ray
     import torch
 
-    until = time.monotonic() + _COUNTED_SECONDS
-    while "CPU" not in (counted := ray.cluster_resources()):
-        if time.monotonic() > until:
+    clock = asyncio.get_running_loop().time
+    until = clock() + _COUNTED_SECONDS
+    # Ray asks its head, which may be slow to answer.
+    while "CPU" not in (counted := await aside(ray.cluster_resources)):
+        if clock() > until:
             return
-        time.sleep(_PAUSE_SECONDS)
+        await asyncio.sleep(_PAUSE_SECONDS)
     check_gpus(spec, int(counted.get("GPU", 0)), cuda_build=torch.version.cuda is not None)
 
 

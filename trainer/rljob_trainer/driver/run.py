@@ -361,7 +361,7 @@ async def refuse_absent_gpus(spec: ResolvedSpec, *, by_role: bool) -> None:
     """Raises ``JobFileError`` where the private Ray has fewer GPUs than the job takes. A cluster's nodes may come
     later: there everybody waits."""
     if not by_role and "RAY_ADDRESS" not in os.environ:
-        await asyncio.to_thread(check_gpus_of_machine, spec)
+        await check_gpus_of_machine(spec)
 
 
 async def _seen_by_all(model: ModelFolder, held: _Held) -> ModelFolder:

@@ -6,6 +6,7 @@
     work.py       shares by placement and rules, and what ranks report; metrics.py puts reports together
     rank.py       one rank's models and what is done with them; gradients.py from a share to gradients
     passes.py     in which order the passes of a mini-batch run
+    prefixes.py   what sequences begin with alike: the tree in which it is computed once
     packing.py    which data index trains what, in which micro-batches, and how one becomes a packed row
     attention.py, logprobs.py, models.py          the mathematics of a forward pass
     context.py, tensor.py, vocabulary.py          ranks that compute rows, layers and distributions together

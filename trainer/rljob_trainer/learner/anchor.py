@@ -2,7 +2,8 @@
 
 After the first pull the actor has moved. Scored with what it is then, each pull would be anchored to itself: the ratio
 to pi_old would begin at 1 each time, and nothing would hold the version as a whole near the policy that was published
-(decoupled PPO, arXiv 2505.24298). So a copy of the weights waits in host memory and takes their place for that score.
+(decoupled PPO, arXiv 2505.24298). So a copy of the weights waits in host memory, pinned where it comes from a GPU, and
+changes places with them for that score.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import torch
 from torch import nn
 
 from rljob_trainer.learner.layout import Layout
-
-_HOST = torch.device("cpu")
+from rljob_trainer.learner.moves import Resting
 
 
 class Anchor:
     """A rank's copy of its part of a module's trained parameters."""
 
-    def __init__(self, module: nn.Module, layout: Layout) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, resting: Resting | None = None) -> None:
         self._module, self._layout = module, layout
+        self._resting = resting or Resting()
         self._kept: list[torch.Tensor] | None = None
         self.version: int | None = None
         """The policy version that the kept weights are; None: none, or nobody has said which."""
@@ -31,28 +32,29 @@ class Anchor:
     def keep(self, version: int | None) -> None:
         """The present weights, which are those of ``version``, are what ``in_place`` brings back from now on."""
         self.version = version
-        shards = self._shards()
-        if self._kept is None:
-            self._kept = [torch.empty_like(shard, device=_HOST) for shard in shards]
-        for kept, shard in zip(self._kept, shards, strict=True):
-            kept.copy_(shard)
+        self._kept = self._resting.rest("anchor", self._shards())
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the module has the weights that were kept. Raises ``ValueError`` when there are none."""
         if self._kept is None:
             raise ValueError("a score with the version's first weights was asked for, but the update kept none")
-        present = [shard.to(_HOST, copy=True) for shard in self._shards()]
-        self._put(self._kept)
+        self._exchange(self._kept)
         try:
             yield
         finally:
-            self._put(present)
+            self._exchange(self._kept)
 
     @torch.no_grad()
-    def _put(self, values: list[torch.Tensor]) -> None:
-        for shard, value in zip(self._shards(), values, strict=True):
-            shard.copy_(value)
+    def _exchange(self, kept: list[torch.Tensor]) -> None:
+        """A tensor at a time, so that no second copy of all is anywhere. A GPU's copies are made in their order."""
+        shards = self._shards()
+        for shard, other in zip(shards, kept, strict=True):
+            present = shard.clone()
+            shard.copy_(other, non_blocking=True)
+            other.copy_(present, non_blocking=True)
+        if any(shard.is_cuda for shard in shards):
+            torch.cuda.synchronize()
 
     def _shards(self) -> list[torch.Tensor]:
         """Sharing memory with the module; anew each time, since it may have been moved."""

@@ -23,7 +23,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.moves import upload
-from rljob_trainer.learner.packing import Block, Row, offsets_of, ranges
+from rljob_trainer.learner.packing import Block, Row, ranges
+from rljob_trainer.learner.prefixes import offsets_of
 from rljob_trainer.models.soft_capping import capped_attention
 
 ATTENTION = "rljob_packed"
@@ -166,7 +167,7 @@ class PackedBlock:
     queries: int  # longest query of the block
     keys: int
     rows: int  # real query rows
-    own_keys: int  # rows of the block's segments in the row that keys and values come from
+    own_keys: int  # rows of the block's segments, whether they ask or not
     spread: Spread | None  # of the queries
     key_spread: Spread | None  # of keys and values, where there is no gather
     gather: Gather | None  # key rows of a branch block, from the whole row
@@ -194,7 +195,7 @@ class PackedBlock:
             queries=longest,
             keys=keys,
             rows=int(lengths.sum()),
-            own_keys=int(lengths.sum() if block.key_rows is not None else key_lengths.sum()),
+            own_keys=block.tokens,
             spread=Spread.of(lengths),
             key_spread=key_spread,
             gather=gather,
@@ -234,7 +235,7 @@ class PackedBlock:
 
 @dataclass(slots=True)
 class Varlen:
-    """What the variable-length flash kernel wants: cumulative lengths, and key rows where prompts are shared."""
+    """What the variable-length flash kernel wants: cumulative lengths, and key rows where sequences begin alike."""
 
     cu_queries: torch.Tensor  # [segments + 1] int32
     cu_keys: torch.Tensor

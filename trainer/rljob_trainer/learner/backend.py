@@ -61,8 +61,8 @@ class RowRules:
 
     token_limit: int
     """Row tokens of a micro-batch; only a sequence that is longer by itself has more."""
-    share_prompts: bool = True
-    """Whether a prompt may stand once in a row for all its samples."""
+    share_prefixes: bool = True
+    """Whether what several sequences begin with may stand in a row once for all of them."""
     count_multiple: int = 1
     """What the number of micro-batches of a mini-batch is a multiple of (the stages of some pipeline schedules)."""
     length_multiple: int = 1

@@ -31,9 +31,6 @@ def compile_layers(layers: list[nn.Module]) -> None:
     """Wraps each layer's forward: before activation checkpointing, which computes the compiled layer again, and before
     sharding, whose hooks sit around both. Programs are made when rows come, in half a minute for a model of any depth:
     layers of a kind share them."""
-    # For the whole process. As an argument torch.compile of 2.11 does not know it.
-    dynamo: Any = torch._dynamo.config
-    dynamo.recompile_limit = _PROGRAMS
     compiler: Any = torch.compile
     for layer in layers:
         for part in layer.children():
@@ -41,6 +38,14 @@ def compile_layers(layers: list[nn.Module]) -> None:
                 part.forward = torch.compiler.disable(part.forward)
         compiled = compiler(layer.forward, dynamic=True, options=_OPTIONS)
         layer.forward = functools.partial(_forward, layer.forward, compiled)
+
+
+def allow_programs() -> None:
+    """In the thread that calls it: torch's settings are each thread's own, and on a GPU the backward pass, which
+    computes checkpointed layers again, has another than the forward pass. As an argument torch.compile of 2.11 does not
+    know the limit."""
+    dynamo: Any = torch._dynamo.config
+    dynamo.recompile_limit = _PROGRAMS
 
 
 def _forward(
@@ -51,4 +56,7 @@ def _forward(
     **kwargs: Any,
 ) -> torch.Tensor:
     """Without packed rows (an engine on the live model) the layer is what it was."""
-    return (own if kwargs.get("packed") is None else compiled)(hidden_states, *args, **kwargs)
+    if kwargs.get("packed") is None:
+        return own(hidden_states, *args, **kwargs)
+    allow_programs()
+    return compiled(hidden_states, *args, **kwargs)

@@ -9,8 +9,9 @@ from rljob_trainer.weights import allocator
 _ALLOCATOR = {allocator.NAMES[0]: allocator.EXPANDABLE}
 """Rows of every length leave memory in pieces otherwise. For ranks alone: an engine that sleeps cannot have it. What a
 rank hands over to an engine on its device is taken from elsewhere (``weights/ipc.py``)."""
-_DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""cuBLAS picks its kernels by the workspace that is free otherwise, and torch refuses to call it deterministic."""
+_DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
+"""cuBLAS picks its kernels by the workspace that is free otherwise, and torch refuses to call it deterministic. What
+``trainer.compile`` makes picks some of its own by the time that each takes."""
 
 
 def rank_environment(

@@ -27,7 +27,8 @@ from rljob_trainer.algorithms import (
 from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.models import Critic, PackedRow, Policy
 from rljob_trainer.learner.moves import upload
-from rljob_trainer.learner.packing import Row, build_row, offsets_of, ranges
+from rljob_trainer.learner.packing import Row, build_row, ranges
+from rljob_trainer.learner.prefixes import offsets_of
 from rljob_trainer.learner.protocol import Int64Array, LossSettings
 from rljob_trainer.learner.reference import Reference
 from rljob_trainer.learner.routing_replay import experts_in_row

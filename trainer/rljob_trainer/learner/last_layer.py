@@ -78,7 +78,7 @@ def _fed(layer: Any, hidden_states: torch.Tensor, attended: torch.Tensor, last: 
 
 
 def _fed_sandwiched(layer: Any, hidden_states: torch.Tensor, attended: torch.Tensor, last: Packed) -> torch.Tensor:
-    """The same with a norm behind each as well."""
+    """The layer's rows that are asked for, where a norm stands behind attention and feed-forward part as well."""
     kept, attended = (last.outputs(x[0])[None] for x in (hidden_states, attended))
     hidden: torch.Tensor = kept + layer.post_attention_layernorm(attended)
     fed: torch.Tensor = layer.mlp(layer.pre_feedforward_layernorm(hidden))

@@ -46,7 +46,8 @@ class Layout:
         return part
 
     def placed(self, part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-        """The same where ``part`` is, be that in host memory or on the rank's device."""
+        """A tensor that is laid out like ``parameter``, with ``part`` as this rank's part, and is where ``part`` is, be
+        that in host memory or on the rank's device."""
         return part
 
     def part(self, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

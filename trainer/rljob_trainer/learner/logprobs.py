@@ -1,6 +1,7 @@
 """Log-probs and entropy of given tokens from hidden states, in chunks: logits of many tokens never exist at once.
 
-The output layer and the softmax are one autograd function. Logits are computed in the dtype of the weights and turned
+The output layer and the softmax are one autograd function (with ``trainer.compile`` another, whose passes over logits
+are compiled: ``compiled_head.py``). Logits are computed in the dtype of the weights and turned
 into float32 (or kept in float64) for the softmax, ``chunk`` tokens at a time; the backward pass computes them again.
 Where probabilities are few they are kept for it instead, which saves that third matrix product: when all tokens fit
 into one chunk, and on a CPU those of the first tokens, up to 16 MiB. Of capped logits none are kept: their gradient
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from rljob_trainer.learner.compiled_head import gradient, streams
 from rljob_trainer.learner.vocabulary import VocabularyPart
 
 _DEVICE_SHARE = 64
@@ -71,6 +73,7 @@ def log_probs_and_entropy(
     chunk: int | None = None,
     cap: float | None = None,
     part: VocabularyPart | None = None,
+    compiled: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of ``targets [tokens]`` and entropy of their distributions in nats, each ``[tokens]`` float32.
 
@@ -78,11 +81,15 @@ def log_probs_and_entropy(
     ``weight [vocabulary, d]``; with a ``cap`` logits x are cap * tanh(x / cap) before they are divided by the
     temperature. Both results are differentiable. A ``chunk`` that is given bounds the memory: more than that many rows
     of probabilities never exist at once. ``part``: ``weight`` has those words alone; the gradient of ``hidden`` is then
-    this rank's summand (``TensorRanks.entering``), and the call is a collective one.
+    this rank's summand (``TensorRanks.entering``), and the call is a collective one. ``compiled``: by the programs of
+    ``compiled_head.py``, for whole vocabularies. Raises ``ValueError`` for a temperature that is not above 0.
     """
     if temperature <= 0:
         raise ValueError(f"log-probs need a temperature above 0, but it is {temperature}")
     size = chunk or default_chunk(weight)
+    if compiled:
+        assert part is None, "layers that several ranks compute together are not compiled"
+        return _compiled_head(hidden, weight, targets, 1.0 / temperature, cap, size)
     keep = 0 if cap is not None else _kept_tokens(len(targets), weight, chunk)
     log_probs, entropy, _ = _head(hidden, weight, targets, 1.0 / temperature, cap, size, keep, False, part)
     return log_probs, entropy
@@ -167,12 +174,7 @@ class _Head(torch.autograd.Function):
         if grad_log_probs is None and grad_entropy is None:
             return (None,) * 9
         precise = entropy.dtype
-        grad_hidden = torch.empty_like(hidden)
-        several = hidden.shape[0] > ctx.chunk
-        grad_weight: torch.Tensor | None = None
-        if ctx.needs_input_grad[1]:  # a matrix beside which an adapter is trained has none
-            # Adding up chunks in half precision would lose what each adds: sum in float32.
-            grad_weight = torch.zeros_like(weight, dtype=precise if several else weight.dtype)
+        gradients = _Gradients(hidden, weight, ctx.chunk, ctx.needs_input_grad[1])
         room = _Room(hidden, weight, ctx.chunk, precise, ctx.cap, slopes=ctx.cap is not None)
         tiny = torch.finfo(precise).tiny
         for start in range(0, hidden.shape[0], ctx.chunk):
@@ -205,20 +207,86 @@ class _Head(torch.autograd.Function):
                 grad.scatter_add_(1, targets[rows, None], hit)
             if room.slopes is not None:
                 grad.mul_(room.slopes[: len(grad)])
-            grad = grad.to(weight.dtype)
-            torch.mm(grad, weight, out=grad_hidden[rows])
-            if grad_weight is None:
-                continue
-            if several and precise == weight.dtype:
-                grad_weight.addmm_(grad.T, hidden[rows])
-            elif several:
-                grad_weight += grad.T @ hidden[rows]
-            else:
-                torch.mm(grad.T, hidden, out=grad_weight)
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), *(None,) * 7
+            gradients.add(rows, grad.to(weight.dtype))
+        return *gradients.both(), *(None,) * 7
 
 
 _head: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = _Head.apply
+
+
+class _CompiledHead(torch.autograd.Function):
+    """Log-probs and entropy by the programs of ``compiled_head.py``, with the gradient of ``_Head``. Of a chunk only
+    its logits exist, as the matrix product has left them; the backward pass always computes them again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        scale: float,
+        cap: float | None,
+        chunk: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        precise = torch.promote_types(hidden.dtype, torch.float32)
+        facts = torch.empty(3, len(targets), dtype=precise, device=hidden.device)
+        for start in range(0, len(targets), chunk):
+            rows = slice(start, start + chunk)
+            facts[:, rows] = torch.stack(streams(hidden[rows] @ weight.T, targets[rows], scale, cap))
+        log_probs, entropy, normaliser = facts.unbind(0)
+        ctx.save_for_backward(hidden, weight, targets, entropy, normaliser)
+        ctx.scale, ctx.cap, ctx.chunk = scale, cap, chunk
+        ctx.set_materialize_grads(False)
+        return log_probs, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None) -> Any:
+        hidden, weight, targets, entropy, normaliser = ctx.saved_tensors
+        if grad_log_probs is None and grad_entropy is None:
+            return (None,) * 6
+        if grad_log_probs is None:
+            grad_log_probs = torch.zeros_like(entropy)
+        gradients = _Gradients(hidden, weight, ctx.chunk, ctx.needs_input_grad[1])
+        for start in range(0, len(targets), ctx.chunk):
+            rows = slice(start, start + ctx.chunk)
+            pulls = grad_log_probs[rows], None if grad_entropy is None else grad_entropy[rows]
+            known = entropy[rows], normaliser[rows]
+            logits = hidden[rows] @ weight.T
+            gradients.add(rows, gradient(logits, targets[rows], known, pulls, ctx.scale, ctx.cap))
+        return *gradients.both(), *(None,) * 4
+
+
+_compiled_head: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _CompiledHead.apply
+
+
+class _Gradients:
+    """Adds up the gradients of the hidden states and of the output matrix from those of the logits, chunk by chunk."""
+
+    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, chunk: int, is_trained: bool) -> None:
+        """``is_trained``: whether the matrix is; one beside which an adapter is trained has no gradient."""
+        self._hidden, self._weight = hidden, weight
+        self._of_hidden = torch.empty_like(hidden)
+        self._several = hidden.shape[0] > chunk
+        # Adding up chunks in half precision would lose what each adds: sum in float32.
+        dtype = torch.promote_types(weight.dtype, torch.float32) if self._several else weight.dtype
+        self._of_weight = torch.zeros_like(weight, dtype=dtype) if is_trained else None
+
+    def add(self, rows: slice, grad: torch.Tensor) -> None:
+        """``grad [n, vocabulary]`` in the dtype of the matrix."""
+        torch.mm(grad, self._weight, out=self._of_hidden[rows])
+        if self._of_weight is None:
+            return
+        if not self._several:
+            torch.mm(grad.T, self._hidden, out=self._of_weight)
+        elif self._of_weight.dtype == grad.dtype:
+            self._of_weight.addmm_(grad.T, self._hidden[rows])
+        else:
+            self._of_weight += grad.T @ self._hidden[rows]
+
+    def both(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """For the states ``[tokens, d]`` and the matrix ``[vocabulary, d]`` (None: not trained), in their dtypes."""
+        return self._of_hidden, None if self._of_weight is None else self._of_weight.to(self._weight.dtype)
 
 
 class _Room:

@@ -54,7 +54,7 @@ class Adapter:
     """The last parts of the names of the layers that have one, in order."""
 
     def described(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The adapter's description as JSON has it."""
         return {**asdict(self), "targets": list(self.targets)}
 
 

@@ -8,10 +8,10 @@ outside, by a backend.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from rljob_trainer.learner.loading import FolderWeights, skeleton
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.moves import upload
 from rljob_trainer.learner.packing import Row
-from rljob_trainer.learner.protocol import NetworkSize
+from rljob_trainer.learner.protocol import Int64Array, NetworkSize
 from rljob_trainer.learner.routing_replay import replay_routing
 from rljob_trainer.learner.tensor import TensorRanks
 from rljob_trainer.learner.vocabulary import VocabularyPart
@@ -53,6 +53,9 @@ class PackedRow:
     outputs: Gather  # [tokens] out of the last hidden states: [N] rows, or [M] where the last layer computes no others
     targets: torch.Tensor  # [tokens]
     finals: torch.Tensor | None  # [S]
+    alike: Gather | None = None
+    """Where many response tokens are the same ones, of turns that sequences have in common: ``outputs`` and ``targets``
+    are the different ones, ``[different]``, and this makes ``[tokens]`` of them. None: they are all there."""
     whole_tokens: Whole | None = None
     """Makes streams over all response tokens of those over this rank's; None: it has them all."""
     whole_sequences: Whole | None = None
@@ -102,8 +105,7 @@ class PackedRow:
                 token_ids=move(token_ids[row.source[part]].astype("int64"))[None],
                 positions=move(row.positions[part])[None],
                 attention=attention,
-                outputs=Gather.of(own_rows, total // context.size).to(device),
-                targets=move(token_ids[row.targets[own]].astype("int64")),
+                **_outputs(own_rows, token_ids[row.targets[own]], total // context.size, device),
                 finals=None if finals is None else move(finals),
                 whole_tokens=tokens,
                 whole_sequences=sequences,
@@ -116,10 +118,43 @@ class PackedRow:
             token_ids=move(token_ids[row.source].astype("int64"))[None],
             positions=move(row.positions)[None],
             attention=attention,
-            outputs=Gather.of(output_rows, rows).to(device),
-            targets=move(token_ids[row.targets].astype("int64")),
+            **_outputs(output_rows, token_ids[row.targets], rows, device),
             finals=None if final_rows is None else move(final_rows),
         )
+
+    def streams(self, *different: torch.Tensor) -> Sequence[torch.Tensor]:
+        """``[tokens]`` each, of streams over the ``[different]`` response tokens that this rank computes, and of those
+        over all."""
+        if self.alike is not None:
+            # One by one: a stream without a gradient has none, not one of zeros.
+            different = tuple(self.alike(stream[:, None])[:, 0] for stream in different)
+        return different if self.whole_tokens is None else self.whole_tokens(*different)
+
+
+_WORTH_JOINING = 1.05
+"""So many times as many response tokens as rows that predict them make it worth looking for those that are the same."""
+
+
+class _Outputs(TypedDict):
+    outputs: Gather
+    targets: torch.Tensor
+    alike: Gather | None
+
+
+def _outputs(output_rows: Int64Array, targets: IntArray, rows: int, device: torch.device) -> _Outputs:
+    """What predicts the response tokens ``targets [tokens]``: ``output_rows [tokens]`` of so many ``rows``."""
+    alike = None
+    if len(output_rows) > _WORTH_JOINING * np.count_nonzero(np.bincount(output_rows, minlength=rows)):
+        _, first, number = np.unique(
+            output_rows * (1 << 32) + targets.astype(np.int64), return_index=True, return_inverse=True
+        )
+        alike = Gather.of(number, len(first)).to(device)
+        output_rows, targets = output_rows[first], targets[first]
+    return _Outputs(
+        outputs=Gather.of(output_rows, rows).to(device),
+        targets=upload(torch.from_numpy(targets.astype(np.int64)), device),
+        alike=alike,
+    )
 
 
 class PolicyStreams(NamedTuple):
@@ -128,14 +163,14 @@ class PolicyStreams(NamedTuple):
     log_probs: torch.Tensor
     entropy: torch.Tensor
     sum_squared_probs: torch.Tensor | None
-    states: torch.Tensor | None  # [tokens, d] the hidden states that predict this rank's tokens
+    states: torch.Tensor | None  # [different, d] the hidden states that predict this rank's tokens (``PackedRow``)
     vocabulary_kl: torch.Tensor | None  # exact KL to the reference
 
 
 class Compared(NamedTuple):
     """What the exact KL needs of the reference, and the log-probs that its forward pass gives besides."""
 
-    states: torch.Tensor  # [tokens, d] of this rank's tokens
+    states: torch.Tensor  # [different, d] of this rank's tokens
     weight: torch.Tensor  # [vocabulary, d], or the rows of this rank's words
     log_probs: torch.Tensor  # [tokens]
 
@@ -161,6 +196,8 @@ class Policy(nn.Module):
         caps = soft_caps(language_model.config.to_dict())
         self.logit_cap = caps.logits
         self.soft_capped = caps.scores is not None
+        self.compiled_head = False
+        """Whether log-probs come from ``compiled_head.py``."""
 
     def forward(
         self,
@@ -176,7 +213,14 @@ class Policy(nn.Module):
         hidden = states_read if self.part is None else self.part.ranks.entering(states_read)
         weight, part = self.output_weight, self.part
         log_probs, entropy = log_probs_and_entropy(
-            hidden, weight, row.targets, temperature=temperature, chunk=self.chunk, cap=self.logit_cap, part=part
+            hidden,
+            weight,
+            row.targets,
+            temperature=temperature,
+            chunk=self.chunk,
+            cap=self.logit_cap,
+            part=part,
+            compiled=self.compiled_head,
         )
         kl = None
         if reference is not None:
@@ -194,12 +238,11 @@ class Policy(nn.Module):
             squared = sum_squared_probs(
                 hidden, weight, temperature=temperature, chunk=self.chunk, cap=self.logit_cap, part=part
             )
-        if row.whole_tokens is not None:
-            there = [stream for stream in (log_probs, entropy, squared, kl) if stream is not None]
-            whole = iter(row.whole_tokens(*there))
-            log_probs, entropy = next(whole), next(whole)
-            squared = None if squared is None else next(whole)
-            kl = None if kl is None else next(whole)
+        there = [stream for stream in (log_probs, entropy, squared, kl) if stream is not None]
+        whole = iter(row.streams(*there))
+        log_probs, entropy = next(whole), next(whole)
+        squared = None if squared is None else next(whole)
+        kl = None if kl is None else next(whole)
         return PolicyStreams(log_probs, entropy, squared, states_read if states else None, kl)
 
     def hidden(self, row: PackedRow) -> torch.Tensor:
@@ -254,9 +297,7 @@ class Critic(nn.Module):
         # One small product in float32: a value in half precision would have three digits.
         values = nn.functional.linear(hidden.float(), self.head.weight.float(), self.head.bias.float())
         finals = None if row.finals is None else values[row.finals, 0]
-        before = row.outputs(values)[:, 0]
-        if row.whole_tokens is not None:
-            (before,) = row.whole_tokens(before)
+        (before,) = row.streams(row.outputs(values)[:, 0])
         if finals is not None and row.whole_sequences is not None:
             (finals,) = row.whole_sequences(finals)
         return before, finals

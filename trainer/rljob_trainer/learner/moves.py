@@ -136,7 +136,7 @@ class ModuleMoves:
 
 @dataclass
 class _Piece:
-    """Of host memory, in bytes."""
+    """A piece of host memory, in bytes."""
 
     room: int
     used: int = 0

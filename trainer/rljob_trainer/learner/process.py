@@ -8,15 +8,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.stores import reach_store, serve_store
 
 
 def prepare(settings: LearnerSettings) -> torch.device:
     """Seeds torch, allows it the kernels that the job allows, and returns the device: Ray shows each rank its own GPU
-    only."""
+    only. Raises ``LearnerError`` where torch can use none."""
     device = torch.device("cuda", 0) if settings.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
+        if torch.version.cuda is None:
+            raise LearnerError(
+                f"the trainer has GPUs, and torch {torch.__version__} is a CPU build: use the GPU image "
+                "(docker build --build-arg ACCELERATOR=gpu), or `make install ACCELERATOR=gpu`"
+            )
         torch.cuda.set_device(device)
     torch.manual_seed(settings.seed)
     if settings.deterministic:

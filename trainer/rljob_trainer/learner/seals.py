@@ -10,7 +10,8 @@ from itertools import pairwise
 
 from rljob_trainer.episodes.receipts import digest
 from rljob_trainer.errors import LearnerError
-from rljob_trainer.learner.packing import STREAMS, offsets_of
+from rljob_trainer.learner.packing import STREAMS
+from rljob_trainer.learner.prefixes import offsets_of
 from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
 
 Seals = Mapping[str, Sequence[int]]

@@ -97,14 +97,14 @@ class LearnerSettings:
     micro_batch_tokens: int = 16384
     activation_checkpointing: bool = False
     compile: bool = False
-    """Whether layers go through ``torch.compile`` (``compiled.py``)."""
+    """Whether layers (``compiled.py``) and log-probs (``compiled_head.py``) go through ``torch.compile``."""
     offload: bool = False
     """Whether optimizer state, critic and reference rest in host memory while they have nothing to do (GPU)."""
     log_prob_chunk_tokens: int | None = None
     lanes: Literal[1, 2] = 2
     """Threads that one rank on a CPU may spread an update over (``cpu/lanes.py``)."""
-    share_prompts: bool = True
-    """Compute a prompt once for all its samples in a micro-batch. Changes speed, never the result."""
+    share_prefixes: bool = True
+    """Compute what sequences of a micro-batch begin with once for all of them. Changes speed, never the result."""
     total_updates: int | None = None
     """Length of the cosine and linear schedules, in updates."""
     critic_warmup_updates: int = 0

@@ -10,7 +10,7 @@ from torch import nn
 from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.models import Critic, Policy, layer_matrices
 from rljob_trainer.learner.optim import Optimizer, StepOutcome
-from rljob_trainer.learner.packing import Lengths
+from rljob_trainer.learner.prefixes import Lengths
 from rljob_trainer.learner.protocol import Int64Array
 from rljob_trainer.learner.rates import learning_rate
 from rljob_trainer.learner.settings import OptimizerSettings
@@ -50,7 +50,7 @@ class Trained:
         learning_rate(settings, settings.warmup_steps, total_updates)  # a schedule without an end is refused now
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Those that are trained, by their names in the module."""
+        """The parameters that are trained, by their names in the module."""
         return [(name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad]
 
     def begin(self, *, continues: bool) -> None:
@@ -80,7 +80,7 @@ class Trained:
             return 0.0
         layers = 6.0 * self._layer_parameters * lengths.row_tokens(indices)
         # Logits are computed once more for the backward pass (``logprobs.py``).
-        return layers + 8.0 * self.module.output_parameters * float(lengths.responses[indices].sum())
+        return layers + 8.0 * self.module.output_parameters * lengths.answers(indices)
 
     def step(self) -> StepOutcome:
         return self.optimizer.step(self.rate)

@@ -21,7 +21,7 @@ from rljob_trainer.learner.tensor import TensorRanks
 
 
 class TokenFacts(NamedTuple):
-    """Of the whole distribution of each token, ``[tokens]``."""
+    """What is computed from the whole distribution of each token, ``[tokens]``."""
 
     normaliser: torch.Tensor
     """The logarithm of the sum of exp(z)."""

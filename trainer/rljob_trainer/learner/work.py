@@ -14,7 +14,8 @@ import numpy as np
 from rljob_trainer.algorithms.aggregation import LossCounts
 from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.learner.backend import Placement, RowRules
-from rljob_trainer.learner.packing import Bins, Lengths, check_batch, offsets_of, plan, ranges, take
+from rljob_trainer.learner.packing import Bins, check_batch, plan, ranges, take
+from rljob_trainer.learner.prefixes import Lengths, offsets_of
 from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
 from rljob_trainer.learner.seals import Seals, of_sequences, seals_of
 from rljob_trainer.learner.usage import Usage
@@ -155,9 +156,8 @@ def cut(
     for number, mini_batch in enumerate(mini_batches):
         if len(mini_batch) and (min(mini_batch) < 0 or max(mini_batch) >= len(batch)):
             raise ValueError(f"mini-batch {number} names sequences outside 0 .. {len(batch) - 1}")
-    lengths = Lengths.of(batch)
-    if not rules.share_prompts:
-        lengths = Lengths(lengths.prompts, lengths.responses, np.arange(len(batch)))
+    apart = not rules.share_prefixes
+    lengths = Lengths.apart(batch.prompt_lengths, batch.response_lengths) if apart else Lengths.of(batch)
     minis = [np.asarray(mini_batch, dtype=np.int64) for mini_batch in mini_batches]
     counts = _counts(batch, minis)
     data_indices = data_indices_of(placement)

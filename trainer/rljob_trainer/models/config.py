@@ -284,7 +284,7 @@ def soft_caps(config: Mapping[str, Any]) -> SoftCaps:
 
 
 def layer_types(config: Mapping[str, Any]) -> list[str]:
-    """Of each layer of a Gemma model, whether it sees everything (``full_attention``) or a window."""
+    """Says of each layer of a Gemma model whether it sees everything (``full_attention``) or a window."""
     said: list[str] | None = config.get("layer_types")
     if said is not None:
         return said

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult
@@ -22,14 +22,19 @@ from rljob_trainer.pools.homes import Homes
 from rljob_trainer.pools.lent import Lent
 from rljob_trainer.pools.members import LostEngine, Member, pending_of
 from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
-from rljob_trainer.rollout.handle import EngineHandle
+from rljob_trainer.rollout.handle import EngineHandle, EngineLostError
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.weights.manifest import Version
 
 log = logging.getLogger(__name__)
 
+_STARTS = 3
+"""Processes that may be lost in their start, one after the other, before an engine is not replaced."""
+
 Replace = Callable[[str], Awaitable[EngineHandle]]
 """Starts an engine in place of the named one."""
+Starting = Callable[[str], AbstractAsyncContextManager[object]]
+"""``async with starting(name)``: inside, an engine may start in place of the named one."""
 MadeAgain = Callable[[Sequence[EpisodeId]], None]
 """Told the requests that are made again for want of their engine."""
 BringUp = Callable[[EngineHandle], Awaitable[None]]
@@ -54,6 +59,7 @@ class RolloutPool(Dispatch):
         fixed_dispatch: bool = False,
         max_outstanding: int = 512,
         replace: Replace | None = None,
+        starting: Starting = lambda name: nullcontext(),
         bring_up: BringUp | None = None,
         shelf: Shelf | None = None,
         worked: Report | None = None,
@@ -61,9 +67,9 @@ class RolloutPool(Dispatch):
         homes: Homes | None = None,
         lasting: bool = False,
     ) -> None:
-        """``replace`` starts an engine for a lost one, and ``bring_up`` gives it weights. ``made_again`` is told of
-        requests that are made again for want of their engine. ``lasting``: while no engine is left requests wait,
-        because somebody else starts others. The rest is ``Dispatch``'s."""
+        """``replace`` starts an engine for a lost one, when ``starting`` lets it, and ``bring_up`` gives it weights.
+        ``made_again`` is told of requests that are made again for want of their engine. ``lasting``: while no engine is
+        left requests wait, because somebody else starts others. The rest is ``Dispatch``'s."""
         super().__init__(
             version=version,
             fixed_dispatch=fixed_dispatch,
@@ -72,7 +78,7 @@ class RolloutPool(Dispatch):
             worked=worked,
             homes=homes,
         )
-        self._replace, self._bring_up, self._made_again = replace, bring_up, made_again
+        self._replace, self._starting, self._bring_up, self._made_again = replace, starting, bring_up, made_again
         self._lasting = lasting
         self.published: Version | None = None
         """The present version; None: nothing was published, and engines serve the weights that they were built with."""
@@ -192,29 +198,50 @@ class RolloutPool(Dispatch):
         elif not self._members and not self._lasting:
             self._fail(EngineError(f"no engine is left: {name} was the last one ({reason})"))
 
+    @property
+    def why_none_is_left(self) -> str:
+        """What became of the last engine, or of the start of its successor; empty where nothing is known of it."""
+        if self._failure is not None:
+            return str(self._failure)
+        return f"engine {self.losses[-1].name}: {self.losses[-1].reason}" if self.losses else ""
+
     async def wait_for_replacement(self) -> None:
         """While no engine is left: until a replacement has started, or none is being started any more. The starts have
-        a deadline of their own."""
+        deadlines of their own."""
         while not self._members and self.replacing:
             self._replaced.clear()
             await self._replaced.wait()
+
+    async def _started(self, name: str, replace: Replace) -> EngineHandle:
+        """A replacement of the named engine. A start that says why it fails would do so again; a process that is killed
+        meanwhile says nothing about the next."""
+        for _ in range(_STARTS - 1):
+            try:
+                return await replace(name)
+            except EngineLostError as error:
+                log.warning(
+                    "a replacement for engine %s is lost in its start (%s); another one is started", name, error
+                )
+        return await replace(name)
 
     async def _start_replacement(self, name: str) -> None:
         assert self._replace is not None
         try:
             try:
-                handle = await self._replace(name)
+                async with self._starting(name):
+                    handle = await self._started(name, self._replace)
+                    self.add(handle)
             finally:
                 self.replacing -= 1
                 self._replaced.set()
-            self.add(handle)
             if self._bring_up is not None:
                 await self._bring_up(handle)
             else:
                 self.activate([handle.name])
         except (EngineError, DeadlineError) as error:
             log.warning("no replacement for engine %s: %s", name, error)
-            if not self._members:
+            # One that was lost before it served has a successor of its own.
+            if not self._members and not self.replacing:
                 self._fail(error)
 
     def _drop(self, member: Member) -> None:

@@ -1,4 +1,4 @@
-"""Of which versions the learner has the weights, for whoever wants to send them to an engine."""
+"""Which versions' weights the learner has, for whoever wants to send them to an engine."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.learner.backend import BackendRank
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish.delivery import check_unchanged, one_of
+from rljob_trainer.publish.engines_turn import EnginesTurn
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.waits import Turn, Waits
@@ -74,16 +75,23 @@ class WeightPublication:
         backend: str = "gloo",
         beside: Beside | None = None,
         holds: Holds | None = None,
+        replacement: Callable[[], Awaitable[None]] | None = None,
+        engines_turn: EnginesTurn | None = None,
         waits: Waits | None = None,
     ) -> None:
         """``seconds``: deadline of each part, and of an engine's wait for its first weights. ``host``: where the
         learner listens, by default its address in Ray. ``holds``: by default always the pool's version.
+
+        ``replacement``: waits, while no engine is left, for the successor of one; by default the pool's own.
+        ``engines_turn``: in which engines may be given their first weights; by default always.
 
         ``backend``: what rank 0 broadcasts by. Engines that are ``beside`` ranks get their weights on the device, from
         the rank that they share it with; by broadcast where a machine does not allow that."""
         self._ranks, self._pool = ranks, pool
         self._bucket_bytes, self._seconds, self._host, self._backend = bucket_bytes, seconds, host, backend
         self._holds: Holds = holds or (lambda: (pool.version,))
+        self._replacement = replacement or pool.wait_for_replacement
+        self._engines_turn = engines_turn or EnginesTurn()
         self._beside = beside
         self._shares_devices = False
         """Whether weights were handed over on a device before: then it is no matter of the machine when it fails."""
@@ -111,7 +119,7 @@ class WeightPublication:
         async with self.between("trainer", f"version {version} is being published", self._seconds):
             for attempt in range(1, _ATTEMPTS + 1):
                 with self._waits.wait("trainer", f"an engine to take version {version}: all are lost"):
-                    await self._pool.wait_for_replacement()
+                    await self._replacement()
                 try:
                     await self._send_to(lambda: self._pool.engines, version, "trainer", is_new=True)
                     break
@@ -170,7 +178,11 @@ class WeightPublication:
                 if self._can_send and not self._turn.is_taken:
                     async with self.between(who, f"{who} gets its first weights", self._seconds):
                         if self._can_send:
-                            await self._bring_in(engine, self._pool.version)
+                            with self._engines_turn.at_work(who, self._seconds):
+                                await self._bring_in(engine, self._pool.version)
+                elif not self._engines_turn.is_on:  # the publication at its end serves the engine
+                    began = asyncio.get_running_loop().time()
+                    await asyncio.sleep(0.05)
                 elif asyncio.get_running_loop().time() > began + self._seconds:
                     raise DeadlineError(
                         f"engine {engine.name} got no weights within {self._seconds:.0f} s: all that time the learner "
@@ -182,9 +194,10 @@ class WeightPublication:
 
     @property
     def _can_send(self) -> bool:
-        """Whether the learner has the weights that the pool's engines serve. When a publication has just ended both
-        have gone on to the next version, and what the learner kept of the former one is not asked for any more."""
-        return self._pool.version in self._holds()
+        """Whether the learner has the weights that the pool's engines serve, and the engines their devices. When a
+        publication has just ended both have gone on to the next version, and what the learner kept of the former one
+        is not asked for any more."""
+        return self._engines_turn.is_on and self._pool.version in self._holds()
 
     async def _bring_in(self, engine: EngineHandle, version: int) -> None:
         for _ in range(2):
@@ -206,7 +219,8 @@ class WeightPublication:
         for attempt in range(1, _ATTEMPTS + 1):
             wanted = tuple(engines())
             if not wanted:
-                raise EngineError(f"no engine is left to take version {version}")
+                why = self._pool.why_none_is_left
+                raise EngineError(f"no engine is left to take version {version}" + (f": {why}" if why else ""))
             names = f"engine{'s' if len(wanted) > 1 else ''} {', '.join(engine.name for engine in wanted)}"
             failure = None
             if wanted != self._connected:

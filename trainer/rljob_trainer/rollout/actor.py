@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil  # type: ignore[import-untyped]
+
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.requests import GenerationRequest
 from rljob_trainer.episodes.tokens import FloatArray
@@ -72,6 +74,16 @@ class EnginePlace:
     pod: str
     """The pod's name; outside Kubernetes that of the host."""
     process: int
+    children: tuple[int, ...] = ()
+    """Processes of its own: that of vLLM's core (``rollout.multiprocessing``), and workers."""
+    program: str = ""
+    """vLLM with its version and model runner; empty for the project's own engine."""
+
+
+def own_pod() -> str:
+    """Where this process is, as ``EnginePlace`` has it."""
+    # KubeRay puts the pod's name there; with the host's network the host name is another one.
+    return os.environ.get("RAY_CLOUD_INSTANCE_ID") or socket.gethostname()
 
 
 def build_engine(spec: EngineSpec, ended: Callable[[EngineError], None] = lambda error: None) -> Engine:
@@ -131,8 +143,10 @@ class EngineActor:
         return os.getpid()
 
     def place(self) -> EnginePlace:
-        # KubeRay puts the pod's name there; with the host's network the host name is another one.
-        return EnginePlace(os.environ.get("RAY_CLOUD_INSTANCE_ID") or socket.gethostname(), os.getpid())
+        children = tuple(child.pid for child in psutil.Process().children(recursive=True))
+        return EnginePlace(
+            own_pod(), os.getpid(), children, self._loop.call(lambda engine: getattr(engine, "program", ""))
+        )
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._loop.submit(requests)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from rljob_trainer.actor_deaths import DEATHS, cause_of_death
 from rljob_trainer.aside import aside
@@ -17,6 +18,8 @@ from rljob_trainer.rollout.engine_loop import EngineLoop
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class EngineLostError(EngineError):
@@ -94,10 +97,13 @@ class RayEngine:
         starting = cls(name, invoke, kill)
         try:
             await starting._answer("ready", seconds)
-            return cls(name, invoke, kill, await starting._answer("place", seconds))
+            place: EnginePlace = await starting._answer("place", seconds)
         except BaseException:
             kill()
             raise
+        if place.program:
+            log.info("engine %s on %s: %s", name, place.pod, place.program)
+        return cls(name, invoke, kill, place)
 
     def _too_late(self, method: str, seconds: float) -> str:
         place = "" if self.place is None else f" (process {self.place.process} in {self.place.pod})"
@@ -127,6 +133,8 @@ class RayEngine:
                 raise cause from error
             raise EngineError(f"engine {self.name}: {method} failed: {error}") from error
         except DEATHS as error:
+            if isinstance(error, RayActorError) and error.actor_init_failed:
+                raise EngineError(f"engine {self.name}: {cause_of_death(error)}") from error
             raise EngineLostError(f"engine {self.name} is gone ({cause_of_death(error)})") from error
 
     def kill(self) -> None:

@@ -11,11 +11,23 @@ from rljob_trainer.errors import EngineError
 from rljob_trainer.models.weights import layer_matrices, stored_tensors
 
 _OWN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+_SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+_BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
+_INVARIANT_FROM = (8, 0)
+"""The least compute capability of vLLM's batch-invariant kernels, by its page on them (0.32); vLLM does not look."""
 _CPU_ENVIRONMENT = {
     # No compilation: 3 s to start instead of 30.
     "TORCH_COMPILE_DISABLE": "1",
     # Ray and the job decide about cores; a second thread on a busy machine makes everything slower.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+_GPU_ENVIRONMENT = {
+    # FlashInfer compiles its kernels when they are first used, with an nvcc that it looks for in CUDA_HOME, on PATH and
+    # in /usr/local/cuda: the one of the image is a package's (nvidia/cu13/bin), and so not found. Its sampler could
+    # serve no request of ours: it tells no log-probs after top-k and top-p, and has no seeds. Between several GPUs
+    # vLLM has sums of its own.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
 }
 _CPU_ARGUMENTS: Mapping[str, Any] = {
     "enforce_eager": True,
@@ -35,24 +47,51 @@ _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 def environment(told: Mapping[str, str], *, on_cpu: bool, start_seconds: float, tells_experts: bool) -> dict[str, str]:
     """The variables that vLLM needs, read when it is imported, beside those in ``told``, which win.
 
-    Raises ``EngineError`` where these have vLLM choose where its core runs.
+    Raises ``EngineError`` where these have vLLM choose where its core runs, or take a model runner that cannot do what
+    is asked for.
     """
     if told.get(_OWN_PROCESS, "0") != "0":
         raise EngineError(
-            f"vLLM engine: {_OWN_PROCESS} is set, which does not say where the core runs: remove it from rollout.env, "
-            "and set rollout.multiprocessing: true to give vLLM's core a process of its own"
+            f"vLLM engine: {_OWN_PROCESS} is set, which does not say where the core runs: remove it from the engine's "
+            "environment (the shell's, or the image's), and set rollout.multiprocessing: true to give vLLM's core a "
+            "process of its own"
         )
     wanted = {
         # Where the core is ``vllm_core.py`` says; a CPU's only worker would get a process of its own beside that.
         _OWN_PROCESS: "0",
         # How long a core's own process may load its model: as long as the whole engine may, which is told otherwise.
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(start_seconds)),
-        **(_CPU_ENVIRONMENT if on_cpu else {}),
+        **(_CPU_ENVIRONMENT if on_cpu else _GPU_ENVIRONMENT),
     }
     if tells_experts and not on_cpu:
         # By vLLM's second model runner, which no CPU has (``vllm_routing.py``).
-        wanted["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        if told.get(_SECOND_RUNNER) == "0":
+            raise EngineError(
+                f"vLLM engine: routing replay on a GPU needs vLLM's second model runner, and {_SECOND_RUNNER} is 0: "
+                "remove it from rollout.env"
+            )
+        wanted[_SECOND_RUNNER] = "1"
     return {name: value for name, value in wanted.items() if name not in told}
+
+
+def refuse_variant_kernels(told: Mapping[str, str], capability: tuple[int, int] | None) -> None:
+    """Raises ``EngineError`` if the variables ask for log-probs that do not depend on the batch, which a GPU of this
+    compute capability has no kernels for. None: it is not known."""
+    if told.get(_BATCH_INVARIANT, "0") == "0" or capability is None or capability >= _INVARIANT_FROM:
+        return
+    needed, has = (".".join(map(str, version)) for version in (_INVARIANT_FROM, capability))
+    raise EngineError(
+        f"vLLM engine: deterministic: true asks for vLLM's batch-invariant mode ({_BATCH_INVARIANT}), which needs a "
+        f"GPU of compute capability {needed} (A100) or more, and this one has {has}: choose nodes with newer GPUs "
+        "(pod.nodeSelector), or remove deterministic"
+    )
+
+
+def model_runner(config: Any) -> str:
+    """Which of vLLM's two model runners a ``VllmConfig`` has: "V1" or "V2". vLLM takes the second unless
+    ``VLLM_USE_V2_MODEL_RUNNER`` is 0, there is no Triton (its builds for CPUs), or something is asked for that the
+    second cannot do."""
+    return "V2" if config.use_v2_model_runner else "V1"
 
 
 def engine_arguments(

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 from vllm import EngineArgs
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
 
@@ -28,6 +29,8 @@ from rljob_trainer.rollout.vllm_transfer import OWNER, VLLMWorker
 
 T = TypeVar("T")
 _LOOK_SECONDS = 0.05
+_END_SECONDS = 10.0
+"""How long a process may still be there of which vLLM says that it is dead."""
 Ended = Callable[[EngineError], None]
 
 
@@ -36,6 +39,10 @@ class VLLMCore(Protocol):
 
     def workers(self, call: Callable[[VLLMWorker], T]) -> list[T]:
         """What ``call`` returns in each worker. Its errors are raised as they are."""
+        ...
+
+    def step(self) -> list[Any]:
+        """vLLM's outputs of one step, or of what the core has computed by itself."""
         ...
 
     def settle(self) -> Iterator[Any]:
@@ -73,6 +80,9 @@ class CoreHere:
         collective: Any = self._engine.collective_rpc
         answers: list[T] = collective(call)
         return answers
+
+    def step(self) -> list[Any]:
+        return self._engine.step()
 
     def settle(self) -> Iterator[Any]:
         # On a GPU vLLM schedules a batch before it has taken in the last one's tokens, and gives tokens the version
@@ -120,11 +130,21 @@ class CoreProcess:
             answers.append(answer)
         return answers
 
+    def step(self) -> list[Any]:
+        """Raises ``EngineError`` naming the process when vLLM says that its core is dead because that has ended."""
+        try:
+            return self._engine.step()
+        except EngineDeadError as dead:
+            # vLLM may notice before we do, and says nothing of the reason.
+            if wait([process.sentinel for process in self.processes], _END_SECONDS):
+                raise self._its_end() from dead
+            raise
+
     def settle(self) -> Iterator[Any]:
         # Answered when nothing is under way. Outputs came before the answer, by the same way.
         self._client.call_utility("pause_scheduler", "keep", False)
         while not self._client.outputs_queue.empty():
-            yield from self._engine.step()
+            yield from self.step()
 
     def resume(self) -> None:
         self._client.call_utility("resume_scheduler")
@@ -133,14 +153,17 @@ class CoreProcess:
         self._closing.set()
         self._client.shutdown()
 
+    def _its_end(self) -> EngineError:
+        names = ", ".join(str(process.pid) for process in self.processes)
+        return EngineError(f"vLLM's own process ({names}) ended unasked; its last lines in the log say more")
+
     def _watch(self) -> None:
         """vLLM's client waits for ever for the answers of a process that was killed."""
         wait([process.sentinel for process in self.processes])
         # Without close(), too, vLLM ends it when this process comes to its own end.
         if self._closing.is_set() or not threading.main_thread().is_alive():
             return
-        names = ", ".join(str(process.pid) for process in self.processes)
-        error = EngineError(f"vLLM's own process ({names}) ended unasked; its last lines in the log say more")
+        error = self._its_end()
         self._client.outputs_queue.put_nowait(error)
         # Whoever is told may wait for an engine that is being built, and this for an answer.
         threading.Thread(target=self._ended, args=(error,), name="vllm-core-ended", daemon=True).start()

@@ -36,7 +36,12 @@ from rljob_trainer.errors import EngineError
 from rljob_trainer.models.config import has_experts, read_json
 from rljob_trainer.models.stored import tensors_in
 from rljob_trainer.rollout.routing import with_experts, without_experts
-from rljob_trainer.rollout.vllm_arguments import engine_arguments, environment
+from rljob_trainer.rollout.vllm_arguments import (
+    engine_arguments,
+    environment,
+    model_runner,
+    refuse_variant_kernels,
+)
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.manifest import Manifest, manifest_of
 from rljob_trainer.weights.receiver import ReceiveReport
@@ -90,10 +95,15 @@ class VLLMEngine:
         on_cpu = device.startswith("cpu")
         os.environ |= environment(os.environ, on_cpu=on_cpu, start_seconds=start_seconds, tells_experts=tells_experts)
         # Only now: vLLM reads its environment when it is imported.
+        import vllm
         from vllm import EngineArgs
         from vllm.config import WeightTransferConfig
+        from vllm.platforms import current_platform
 
         from rljob_trainer.rollout import vllm_core, vllm_transfer
+
+        if not on_cpu:
+            refuse_variant_kernels(os.environ, current_platform.get_device_capability())
 
         arguments = engine_arguments(
             folder,
@@ -114,6 +124,8 @@ class VLLMEngine:
         )
         self._calls = vllm_transfer
         self._engine, self.core = vllm_core.start_core(EngineArgs(**arguments), own_process=own_process, ended=ended)
+        self.program = f"vLLM {vllm.__version__}, model runner {model_runner(self._engine.vllm_config)}"
+        """What samples here; its tests have run with one of the two model runners (docs/real-cluster.md)."""
         self._own_process = own_process
         self.takes_tensors = tensor_parallel == 1 and not own_process
         """Whether ``load`` reaches the worker."""
@@ -240,7 +252,7 @@ class VLLMEngine:
             self._submit(self._waiting.popleft())
         finished, self._finished = self._finished, []
         if self._requests:
-            finished += [self._take(output) for output in self._engine.step() if output.finished]
+            finished += [self._take(output) for output in self.core.step() if output.finished]
         return finished
 
     def abort(self, ids: Iterable[EpisodeId] | None = None) -> list[GenerationResult]:
@@ -323,17 +335,17 @@ class VLLMEngine:
             self._engine.add_request(f"{_SCORE}{index}", ids, parameters, lora_request=self._adapter)  # type: ignore[arg-type]
         scores: dict[int, FloatArray] = {}
         while len(scores) < len(sequences):
-            for output in self._engine.step():
+            for output in self.core.step():
                 if not output.request_id.startswith(_SCORE):
                     if output.finished:
                         self._finished.append(self._take(output))
                     continue
                 index = int(output.request_id.removeprefix(_SCORE))
                 response = sequences[index][1]
-                flat = output.prompt_logprobs  # type: ignore[union-attr]
-                starts = flat.start_indices[len(flat) - len(response) :]  # type: ignore[union-attr,arg-type]
+                flat = output.prompt_logprobs
+                starts = flat.start_indices[len(flat) - len(response) :]
                 # The token itself comes first in its position.
-                scores[index] = np.array([flat.logprobs[s] for s in starts], np.float32)  # type: ignore[union-attr]
+                scores[index] = np.array([flat.logprobs[s] for s in starts], np.float32)
         return [scores[index] for index in range(len(sequences))]
 
     # ------------------------------------------------------------------ weights

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from rljob_trainer.episodes.tokens import ByteArray
 from rljob_trainer.errors import EngineError
@@ -27,7 +28,7 @@ from rljob_trainer.errors import EngineError
 
 @dataclass(slots=True)
 class _Told:
-    """Of one request."""
+    """What is known of the experts of one request."""
 
     parts: list[ByteArray]
     """``[tokens, layers, k]`` each; one after the other they are the request's tokens, from the first one on."""
@@ -39,7 +40,13 @@ class RoutingCapture:
     """Listens to the model of a worker's (first) model runner."""
 
     def __init__(self, runner: Any) -> None:
-        """Raises ``EngineError`` for a model without routers that can be listened to."""
+        """Raises ``EngineError`` for the second model runner, which keeps requests and batches elsewhere, and for a
+        model without routers that can be listened to."""
+        if not isinstance(runner, GPUModelRunner):
+            raise EngineError(
+                "vLLM worker: routing replay on a CPU works with vLLM's first model runner: remove "
+                "VLLM_USE_V2_MODEL_RUNNER from rollout.env"
+            )
         self._runner = runner
         model: nn.Module = runner.get_model()
         layers = {module.layer_id: module for module in model.modules() if isinstance(module, MoERunner)}

@@ -254,7 +254,8 @@ def tell_experts(worker: VLLMWorker) -> None:
 
 
 def experts(worker: VLLMWorker, requests: list[str]) -> list[ByteArray]:
-    """Of the tokens of each request that were computed, ``[tokens, layers, k]``; they are then forgotten."""
+    """The experts of the tokens of each request that were computed, ``[tokens, layers, k]``; they are then
+    forgotten."""
     return [worker.routing.take(request) for request in requests]
 
 

@@ -129,8 +129,8 @@ class SimulatedRollout:
         self.finished_at = self._loop.time()
 
     async def end(self, ordinals: Sequence[int]) -> list[int]:
-        """As the real rollout does. For the trainer a group that was cut in an engine is as long as it would have
-        been."""
+        """Ends groups as the real rollout does. For the trainer a group that was cut in an engine is as long as it
+        would have been."""
         return [ordinal for ordinal in ordinals if not self._end(ordinal)]
 
     def _end(self, ordinal: int) -> bool:

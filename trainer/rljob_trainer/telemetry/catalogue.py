@@ -446,7 +446,7 @@ def _time_and_space() -> Iterator[Metric]:
     yield Metric(
         "throughput/publication_megabytes_per_second", "MB/s", "the new weights' bytes over the transfer's seconds"
     )
-    of_peak = "share of the devices' peak FLOPs in"
+    of_peak = "share of the devices' peak FLOPs, if each sequence were computed by itself, in"
     yield Metric(
         "throughput/model_flops_utilisation/actor", "fraction", f"{of_peak} the actor's update; absent on CPUs"
     )

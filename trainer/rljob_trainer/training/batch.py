@@ -16,7 +16,7 @@ from rljob_trainer.algorithms import Segments
 from rljob_trainer.episodes.episode import Episode, Group, Leaf, is_cut
 from rljob_trainer.episodes.tokens import BoolArray, ByteArray, FloatArray, IntArray, Tokens
 from rljob_trainer.errors import DataError
-from rljob_trainer.learner.packing import offsets_of
+from rljob_trainer.learner.prefixes import offsets_of
 from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
 
 

@@ -62,7 +62,7 @@ class PublishedAdapter:
         return cls(matrices, rank, int(tensors[ALPHA]))
 
     def config(self) -> dict[str, Any]:
-        """As ``adapter_config.json`` has it."""
+        """The adapter's settings as ``adapter_config.json`` has them."""
         targets = sorted({name.removesuffix(_FIRST).rpartition(".")[2] for name in self.matrices if _FIRST in name})
         return {
             "r": self.rank,

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.stores import reach_store
-from rljob_trainer.weights import ipc
+from rljob_trainer.weights import ipc, nccl_settings
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,8 @@ def _prefix(link: WeightLink) -> str:
 
 
 class WeightGroup:
-    """One generation of sender and receivers, as seen by ``rank``. ``DeadlineError`` when somebody does not come."""
+    """One generation of sender and receivers, as seen by ``rank``. ``DeadlineError`` when somebody does not come,
+    ``EngineError`` when members were told different things of NCCL."""
 
     def __init__(
         self,
@@ -124,9 +125,13 @@ class WeightGroup:
                 ) from error
         self._store = dist.PrefixStore(_prefix(link), store)
         self.device = torch.device(device)
-        self.post("here", "")
+        settings = nccl_settings.told(os.environ if link.backend == "nccl" else {})
+        self.post("here", settings)
         if rank == 0:
-            self.gather("here", deadline, f"join weight group {link.generation}")
+            others = self.gather("here", deadline, f"join weight group {link.generation}")
+            if problem := nccl_settings.difference(settings, self.names[0], others):
+                self._store.set("called off", problem)
+                raise EngineError(f"weights: {problem}")
             self._store.set("go", "")
         else:
             self.read("go", deadline, f"the other members of weight group {link.generation}")

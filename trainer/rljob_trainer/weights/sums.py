@@ -97,7 +97,7 @@ def sums_at(parts: Sequence[tuple[Tensor, int]]) -> Tensor:
         if end < size:
             pieces.append(_Piece(owner, data[end:], size - end, row + rows, 0))
     if pieces:
-        owners = torch.tensor([piece.owner for piece in pieces], device=device)
+        owners = _sent([piece.owner for piece in pieces], device)
         totals.index_add_(0, owners, _sums_of_pieces(pieces, device))
     return totals
 
@@ -283,12 +283,18 @@ def _sums_of_pieces(pieces: Sequence[_Piece], device: torch.device) -> Tensor:
         ends.append(end)
     words = _words(torch.cat(filled) if len(filled) > 1 else filled[0])
     rows = [piece.row for piece in pieces]
-    row, shift, repeats, last = torch.tensor([rows, shifts, counts, ends], device=device)
+    row, shift, repeats, last = _sent([rows, shifts, counts, ends], device)
     column_of = torch.arange(end, device=device) + shift.repeat_interleave(repeats, output_size=end)
     weight = _of_columns(device)[column_of]
     last -= 1
     whole, upper = _between(words * weight, last), _between((words >> 32) * weight, last)
     return whole * _of_rows(row, max(rows)) + upper * _of_blocks(row, max(rows))
+
+
+def _sent(numbers: list[int] | list[list[int]], device: torch.device) -> Tensor:
+    """Few numbers on a device, which is not waited for: CUDA has copied them for itself when the call returns.
+    ``torch.tensor`` with a device waits until all is done that the device has been given before."""
+    return torch.tensor(numbers).to(device, non_blocking=True)
 
 
 def _between(values: Tensor, last: Tensor) -> Tensor:

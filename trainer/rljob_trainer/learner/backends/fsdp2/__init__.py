@@ -32,7 +32,7 @@ class Fsdp2:
     def rules(self, settings: LearnerSettings) -> RowRules:
         return RowRules(
             settings.micro_batch_tokens,
-            settings.share_prompts,
+            settings.share_prefixes,
             length_multiple=settings.context,
             halved_from=halved_from(settings),
         )

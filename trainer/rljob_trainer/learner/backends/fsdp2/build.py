@@ -85,6 +85,8 @@ def build_rank(
             compute_in_parts(module, tensor)
         elif settings.compile:
             compile_layers(module.layers)
+            if isinstance(module, Policy):
+                module.compiled_head = True
         else:
             compute_in_rows(module.layers)
         if settings.activation_checkpointing:

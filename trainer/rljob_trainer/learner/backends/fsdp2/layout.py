@@ -92,7 +92,7 @@ class Fsdp2Layout(Layout):
 
 
 class DividedFsdp2Layout(Fsdp2Layout):
-    """The same of modules whose matrices were divided among tensor ranks before (``tensor.py``).
+    """An ``Fsdp2Layout`` of modules whose matrices were divided among tensor ranks before (``tensor.py``).
 
     A parameter is then a part of the whole, and FSDP2's shards are shards of that part.
     """

@@ -46,7 +46,8 @@ def _dimension(owner: str, own_name: str) -> int | None:
 
 
 def divided_dimensions(module: Policy | Critic) -> dict[str, DividedDimension]:
-    """Those of a model's parameters by name, before any is cut. All others are on every rank."""
+    """By name, in which dimension each parameter of a model is divided, before any is cut. All others are on every
+    rank."""
     found = {}
     for name, parameter in module.named_parameters():
         owner, _, own_name = name.rpartition(".")
