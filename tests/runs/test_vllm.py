@@ -40,8 +40,9 @@ with open(out, "w") as file:
 def test_requests_run_on_through_publications_and_the_engine_agrees_with_the_trainer(runner: Runner) -> None:
     job = copy_job(
         batch={"samplesPerPrompt": 4, "miniBatchGroups": 2},
-        pipeline={"mode": "fullyAsync", "staleness": {"maxAge": 3}, "partialRollout": "keepCache"},
-        # Few at once: the engine is the slower one however busy the machine is, so that publications meet requests.
+        # As many batches ahead as there are steps, and few requests at once: the engine never waits for the trainer,
+        # however slow that is on a busy machine, so that publications meet requests.
+        pipeline={"mode": "fullyAsync", "staleness": {"maxAge": 6}, "partialRollout": "keepCache"},
         rollout={"engine": "vllm", "maxResponseTokens": 48, "maxConcurrent": 2},
         validation={"atStart": False},
         stop={"steps": 6},
@@ -51,7 +52,6 @@ def test_requests_run_on_through_publications_and_the_engine_agrees_with_the_tra
     runner.run("run", runner.write(job), "--output", output)
     records = metrics_of(output)
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
-    assert max(record["age/max"] for record in records) <= 3
     # Samples of two versions, and after every publication the same log-probs in engine and trainer.
     assert max(record["age/mixed_ratio"] for record in records) > 0
     distances = [record["mismatch/canary/max"] for record in records]

@@ -208,12 +208,12 @@ async def test_a_tool_is_called_by_as_many_episodes_at_once_as_it_may(log: Episo
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
         under_way -= 1
         return "ok"
 
-    # Nine wait three times as long as a call may take.
-    program = loop(Tool("slow", slow, None, "", concurrency=3), seconds=0.05)
+    # The last three wait as long as a call may take, which their waiting is no part of.
+    program = loop(Tool("slow", slow, None, "", concurrency=3), seconds=1.5)
     environment = Programs(program, log, CHAT, EpisodeLimits(8, prompt_tokens=1000), counts=program.take_counts)
     tasks = tasks_of(task().prompt, list(range(12)), SamplingSettings(max_tokens=2000), seed=1)
     await environment.play(tasks, Written('<tool_call>{"name": "slow"}</tool_call>', "So."))

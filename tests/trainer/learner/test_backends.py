@@ -116,7 +116,7 @@ async def test_one_group_of_either_backend_trains_alike_and_reads_what_the_other
     folders = [tmp_path / name for name in ("plain", "piped", "again")]
     for folder in folders:
         folder.mkdir()
-    options = GroupOptions(start_seconds=120, call_seconds=60)
+    options = GroupOptions(start_seconds=600, call_seconds=300)
     groups = [await LearnerGroup.start(settings, options) for settings in (one, piped(one))]
     plain, stages = groups
     try:

@@ -78,7 +78,7 @@ def updated(
 ) -> tuple[list[RankReport], dict[str, torch.Tensor]]:
     """Reports of two updates of two mini-batches each, and the weights that are published after them."""
     backend = Fsdp2()
-    learner = backend.start(settings, rank, address, timeout_seconds=20)
+    learner = backend.start(settings, rank, address, timeout_seconds=120)
     half = len(batch) // 2
     work = cut(batch, [range(half), range(half, len(batch))], backend.placement(settings), backend.rules(settings))
     reports = []
@@ -249,7 +249,7 @@ def test_what_is_kept_for_the_backward_pass_is_divided(
 def kept_bytes(rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch) -> int:
     """Of the actor's forward pass over one row, without parameters."""
     backend = Fsdp2()
-    learner = backend.start(settings, rank, address, timeout_seconds=20)
+    learner = backend.start(settings, rank, address, timeout_seconds=120)
     share = cut(batch, [range(len(batch))], backend.placement(settings), backend.rules(settings)).sent()[rank]
     _, packed = learner._place.row(share, share.micro_batches[0][0])
     kept: dict[int, torch.UntypedStorage] = {}
@@ -265,7 +265,7 @@ def kept_bytes(rank: int, address: str, settings: LearnerSettings, batch: Sequen
 
 
 def saved(rank: int, address: str, settings: LearnerSettings, folder: Path, action: str) -> dict[str, torch.Tensor]:
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     if action == "load":
         learner.load(folder)
     else:
@@ -297,7 +297,7 @@ def test_heads_that_cannot_be_divided_are_refused(ranks: Any, families: dict[str
 
 
 def start(rank: int, address: str, settings: LearnerSettings) -> None:
-    Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    Fsdp2().start(settings, rank, address, timeout_seconds=120)
 
 
 def test_a_neighbour_that_stays_away_ends_the_wait_in_time(ranks: Any, untied_folder: Path, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def work_of(settings: LearnerSettings, batch: SequenceBatch) -> Cut:
 
 
 def scored(rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, updates: int = 0) -> RankScores:
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     share = work_of(settings, batch).sent()[rank]
     for _ in range(updates):
         learner.update(share, LOSS, UpdateRequest(update_actor=False, update_critic=True))
@@ -196,7 +196,7 @@ def test_a_language_model_of_another_size_begins_at_zero_and_learns(
 
 def gradients(rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch) -> dict[str, torch.Tensor]:
     """Of the critic, whole, after one mini-batch."""
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     assert learner.critic is not None
     learner.gradient([learner.critic], work_of(settings, batch).sent()[rank], 0, LOSS)
     layout = learner._layout
@@ -243,7 +243,7 @@ def test_gradients_are_those_of_transformers(
 def state(
     rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, place: Path, action: str
 ) -> dict[str, torch.Tensor]:
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     if action == "load":
         learner.load(place)
     else:
@@ -270,7 +270,7 @@ def test_its_state_is_read_in_another_layout(
 
 
 def start(rank: int, address: str, settings: LearnerSettings) -> None:
-    Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    Fsdp2().start(settings, rank, address, timeout_seconds=120)
 
 
 @pytest.mark.parametrize(

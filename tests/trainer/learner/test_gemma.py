@@ -186,7 +186,7 @@ def ppo_step(
     rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Gradients of actor and critic, and their parameters after one update."""
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     work = cut_for(
         batch,
         [range(len(batch))],

@@ -29,7 +29,7 @@ from rljob_trainer.models.sharing import send_model
 from rljob_trainer.storage.bucket import ObjectBucket
 
 ONE = [Placement(0)], RowRules(1 << 20)
-OPTIONS = GroupOptions(start_seconds=120, call_seconds=60)
+OPTIONS = GroupOptions(start_seconds=600, call_seconds=300)
 
 
 @pytest.fixture(scope="module", autouse=True)

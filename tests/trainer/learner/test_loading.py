@@ -101,7 +101,7 @@ def shards_and_most(
         patch.object(mesh, "fully_shard", watched),
         patch("rljob_trainer.learner.backends.fsdp2.build.shard", noted),
     ):
-        learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+        learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     models: list[tuple[str, nn.Module]] = [(trained.name, trained.module) for trained in learner._trained]
     assert learner._reference is not None
     models.append(("reference", learner._reference))  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_ranks_hold_one_layer_and_their_shards(dtype: Any, ranks: Any, tmp_path:
 
 
 def start(rank: int, address: str, settings: LearnerSettings) -> None:
-    Fsdp2().start(settings, rank, address, timeout_seconds=5)
+    Fsdp2().start(settings, rank, address, timeout_seconds=60)
 
 
 def test_a_tensor_that_is_missing_or_of_another_shape_is_named(ranks: Any, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def settings_for(folder: Path, **changes: Any) -> LearnerSettings:
 
 def started(rank: int, address: str, settings: LearnerSettings) -> LearnerRank:
     """A rank whose adapters are not zero any more: B is drawn, in the order of the names."""
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     for trained in learner._trained:
         generator = torch.Generator().manual_seed(7)
         for name, parameter in trained.parameters():
@@ -269,7 +269,7 @@ def kept(rank: int, address: str, settings: LearnerSettings, batch: SequenceBatc
     """Where the weights are, and how they move in an update."""
     kind = "muon" if muon else "adamw"
     learner = Fsdp2().start(
-        replace(settings, actor=replace(settings.actor, kind=kind)), rank, address, timeout_seconds=20
+        replace(settings, actor=replace(settings.actor, kind=kind)), rank, address, timeout_seconds=120
     )
     trained, module = learner.actor, learner.actor.module
     before, frozen = (

@@ -39,7 +39,7 @@ def gradient(
     rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch
 ) -> tuple[dict[str, torch.Tensor], np.ndarray]:
     """Whole gradients of the actor, and its log-probs in the order of the rank's micro-batches."""
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     share = share_of(rank, settings, batch)
     streams = learner.score(share, ScoreRequest(TEMPERATURE, log_probs=True)).streams
     learner.gradient([learner.actor], share, 0, LOSS)
@@ -77,7 +77,7 @@ def test_log_probs_and_gradients_are_those_of_transformers(
 def published(
     rank: int, address: str, settings: LearnerSettings, exported: Path
 ) -> tuple[dict[str, torch.Tensor], Mapping[str, int], Mapping[str, int]]:
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     learner.export(exported)
     sums = dict(learner_side.sums(learner))
     whole = {name: tensor.clone() for name, tensor in learner.named_parameters_for_publish()}
@@ -137,7 +137,7 @@ def test_a_box_of_a_stack_is_boxes_of_its_matrices() -> None:
 def updated(
     rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, place: Path, action: str
 ) -> tuple[RankReport, dict[str, torch.Tensor]]:
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     if action == "load":
         learner.load(place)
     report = learner.update(share_of(rank, settings, batch), LOSS)

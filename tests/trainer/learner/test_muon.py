@@ -79,7 +79,7 @@ def updated(
     rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """How far an update moved the actor's matrices, and its optimizer's state."""
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     matrices = {n: p for n, p in learner.actor.module.named_parameters() if n in layer_matrices(learner.actor.module)}
     before = {name: full(p).clone() for name, p in matrices.items()}
     share = cut_for(batch, [range(len(batch))], ranks=settings.ranks, token_budget=60).shares[rank]

@@ -67,7 +67,7 @@ def placed(rank: int, address: str, shape: tuple[int, ...], placements: list[Any
 
 
 def of_learner(rank: int, address: str, settings: LearnerSettings) -> tuple[Sums, Sums, Sums, Sums]:
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     whole = {name: tensor.clone() for name, tensor in learner.named_parameters_for_publish()}
     return (
         dict(learner_side.sums(learner)),

@@ -40,7 +40,7 @@ def gradients(
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Full gradients of actor and critic after one mini-batch, and this rank's shares of the metrics. ``counts``: as
     if it were a part of a mini-batch with these."""
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     work = cut_for(
         batch,
         [range(len(batch))],
@@ -192,7 +192,7 @@ def moved_gradient(
     rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, loss: LossSettings
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """The actor's gradient some way off the reference, where a KL is not zero."""
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     share = cut_for(batch, [range(len(batch))], ranks=settings.ranks, token_budget=settings.micro_batch_tokens).shares[
         rank
     ]
@@ -221,6 +221,6 @@ def test_publication_and_export_gather_the_folder_again(
 
 
 def publish_and_export(rank: int, address: str, settings: LearnerSettings, folder: Path) -> dict[str, torch.Tensor]:
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     learner.export(folder)
     return dict(learner.named_parameters_for_publish())

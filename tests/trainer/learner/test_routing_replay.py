@@ -91,7 +91,7 @@ def theirs_of(model: PreTrainedModel, batch: SequenceBatch, chosen: np.ndarray) 
 def gradient(
     rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch
 ) -> tuple[dict[str, torch.Tensor], np.ndarray]:
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     share = share_of(rank, settings, batch)
     streams = learner.score(share, ScoreRequest(TEMPERATURE, log_probs=True)).streams
     learner.gradient([learner.actor], share, 0, LOSS)
@@ -134,7 +134,7 @@ def test_log_probs_and_gradients_are_transformers_with_the_same_experts(
 
 
 def updated(rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch) -> RankReport:
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     return learner.update(share_of(rank, settings, batch), LOSS)
 
 

@@ -98,7 +98,7 @@ def plain(folder: Path, **changes: Any) -> LearnerSettings:
 
 def started(rank: int, address: str, settings: LearnerSettings) -> LearnerRank:
     """Some way off the reference, where a KL is not zero, and with a critic's head, which begins at zero."""
-    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=120)
     with torch.no_grad():
         for trained in learner._trained:
             for number, parameter in enumerate(trained.module.parameters()):
@@ -286,7 +286,7 @@ def updated(
 ) -> tuple[list[RankReport], Tensors]:
     """Reports of two updates of two mini-batches each, and the weights that are published after them."""
     backend = Fsdp2()
-    learner = backend.start(settings, rank, address, timeout_seconds=20)
+    learner = backend.start(settings, rank, address, timeout_seconds=120)
     half = len(batch) // 2
     work = cut(batch, [range(half), range(half, len(batch))], backend.placement(settings), backend.rules(settings))
     reports = []
@@ -375,7 +375,7 @@ def begun(
     """All of a learner's state, put together from the boxes that ranks say they have, and what each adds up for
     engines. ``save``: after an update; ``load``: as it is read."""
     backend = Fsdp2()
-    learner = backend.start(settings, rank, address, timeout_seconds=20)
+    learner = backend.start(settings, rank, address, timeout_seconds=120)
     if action == "load":
         learner.load(place / "state")
     else:
@@ -427,7 +427,7 @@ def test_state_is_read_exported_and_published_alike_in_any_layout(
 
 
 def start(rank: int, address: str, settings: LearnerSettings) -> None:
-    Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    Fsdp2().start(settings, rank, address, timeout_seconds=120)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ async def test_a_damaged_copy_is_taken_over_once_more(tmp_path: Path) -> None:
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=50, max_position_embeddings=64, **shape)).save_pretrained(tmp_path)
     settings = LearnerSettings(tmp_path, ranks=2, actor=OptimizerSettings(learning_rate=1e-3), micro_batch_tokens=60)
-    learner = await LearnerGroup.start(settings, GroupOptions(start_seconds=120, call_seconds=60))
+    learner = await LearnerGroup.start(settings, GroupOptions(start_seconds=600, call_seconds=300))
     pool = RolloutPool(fixed_dispatch=True, max_outstanding=8)
     try:
         await learner.run(colocated.start_engine, EngineSpec("torch", str(tmp_path), dtype="float32", max_context=64))
