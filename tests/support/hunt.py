@@ -22,6 +22,8 @@ import unsteady
 
 LOOPS = 2
 """For each core."""
+BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"
+"""Until whoever started it is gone, however that ends."""
 SUMMARY = re.compile(r"^(?P<how>PASSED|FAILED|ERROR) (?P<test>\S+::.+?)(?: - (?P<error>.*))?$", re.MULTILINE)
 """A line of pytest's short summary."""
 
@@ -63,7 +65,8 @@ def main() -> int:
 
 @contextmanager
 def busy() -> Iterator[None]:
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(LOOPS * (os.cpu_count() or 1))]
+    command = [sys.executable, "-c", BUSY, str(os.getpid())]
+    loops = [subprocess.Popen(command) for _ in range(LOOPS * (os.cpu_count() or 1))]
     try:
         yield
     finally:

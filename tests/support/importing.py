@@ -35,24 +35,26 @@ def import_all() -> tuple[int, list[str]]:
     return count, left_out
 
 
-def unpinned() -> list[str]:
-    """What is installed in another version than the pins', but for its build."""
+def unpinned() -> tuple[int, list[str]]:
+    """How many packages are installed that the pins name, and which of them in another version, but for its build."""
     pinned = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", PINS.read_text(), re.MULTILINE))
     installed = {re.sub(r"[-_.]+", "-", each.name).lower(): each.version for each in distributions()}
-    return [
-        f"{name} {version}, pinned to {pinned[name]}"
-        for name, version in sorted(installed.items())
-        if name in pinned and version.partition("+")[0] != pinned[name].partition("+")[0]
+    named = sorted(installed.keys() & pinned.keys())
+    return len(named), [
+        f"{name} {installed[name]}, pinned to {pinned[name]}"
+        for name in named
+        if installed[name].partition("+")[0] != pinned[name].partition("+")[0]
     ]
 
 
 def main() -> int:
-    others = unpinned()  # before some packages put what they carry of others on the path
+    compared, others = unpinned()  # before some packages put what they carry of others on the path
     count, left_out = import_all()
     said = f" ({', '.join(left_out)} left out: no engine is here)" if left_out else ""
     print(f"Python {sys.version.split()[0]}: {count - len(left_out)} modules imported{said}")
-    print("\n".join(["all that is installed is as pinned"] if not others else ["NOT AS PINNED:", *others]))
-    return 1 if others or not count else 0
+    as_pinned = f"all {compared} packages that are installed are as pinned"
+    print("\n".join(["NOT AS PINNED:", *others] if others else [as_pinned]))
+    return 1 if others or not count or not compared else 0
 
 
 if __name__ == "__main__":
