@@ -41,7 +41,7 @@ unit: install    ## the fast tests alone
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --slow $(SLOW)
 
 slow-tenth: programs  ## a tenth of the tests that say again what quicker ones say, another one for each commit
-	$(BIN)/python -m pytest $$(git grep -l 'mark\.slow' -- 'tests/**/test_*.py') -n 2 --dist loadfile --no-loadscope-reorder -x --slow tenth
+	$(BIN)/python -m pytest $$(git grep -l 'mark\.slow' -- 'tests/**/test_*.py') -n 2 --dist loadfile --no-loadscope-reorder --slow tenth
 
 everything:      ## all of CI with all slow tests and other random numbers each time, all end-to-end cases included; leaves the record of what tests cost
 	.ci/run everything
