@@ -27,6 +27,8 @@ VICTIMS: tuple[Victim, ...] = ("driver", "rank", "engine", "all")
 MODES = ("sync", "oneStepOff", "fullyAsync")
 MAX_AGE = {"sync": 0, "oneStepOff": 1, "fullyAsync": 2}
 PROMPTS, EPOCHS, GROUPS = 48, 4, 8
+LAST_STEPS = 5
+"""At the end of a run, for which no kill is planned."""
 RUN_SECONDS = 1500.0
 _TITLES = {"rank": "ray::RankActor", "engine": "ray::EngineActor"}
 
@@ -248,8 +250,10 @@ def _start(folder: Path, output: Path, number: int) -> subprocess.Popen[bytes]:
 
 
 def _wait_for_a_moment(process: subprocess.Popen[bytes], output: Path, rng: random.Random, deadline: float) -> None:
-    """Some steps after what the record holds now, and then some part of a step more."""
-    step, patience = _last_step(output) + rng.randint(0, 4), rng.uniform(0.0, 0.4)
+    """Some steps after what the record holds now, and then some part of a step more; but not among the last steps,
+    which on a busy machine are over before anybody is killed."""
+    latest = PROMPTS * EPOCHS // GROUPS - LAST_STEPS
+    step, patience = min(_last_step(output) + rng.randint(0, 4), latest), rng.uniform(0.0, 0.4)
     while process.poll() is None and (_last_step(output) < step or not _actors(process, "engine")):
         if time.monotonic() > deadline:
             raise KilledRunError(f"the run hangs after step {_last_step(output)}")

@@ -53,7 +53,7 @@ def first_process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_program_that_ends_is_started_again(first_process: subprocess.Popen[bytes], tmp_path: Path) -> None:
     log = tmp_path / "log" / "short.log"
     deadline = time.monotonic() + 30
-    while log.read_text().count("again\n-- ended with 0; started again\n") < 2:
+    while not log.exists() or log.read_text().count("again\n-- ended with 0; started again\n") < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

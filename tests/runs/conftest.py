@@ -40,3 +40,9 @@ def two_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that are killed train half of what the benchmark does: still more steps than there are kills and what they
     undo."""
     monkeypatch.setattr(runs, "EPOCHS", 2)
+
+
+@pytest.fixture
+def three_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where four are killed."""
+    monkeypatch.setattr(runs, "EPOCHS", 3)

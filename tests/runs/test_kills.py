@@ -13,7 +13,7 @@ from benchmarks.kills.runs import Victim, check, run_to_the_end
 from real_runs import Process, Runner
 from warm import Forked, Warm
 
-pytestmark = [pytest.mark.integrity, pytest.mark.usefixtures("two_epochs")]
+pytestmark = [pytest.mark.integrity, pytest.mark.usefixtures("three_epochs")]
 
 
 @contextmanager
