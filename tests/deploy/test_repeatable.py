@@ -21,8 +21,8 @@ RARE = 918273645546372819
 def drawn() -> set[int]:
     found = set[int]()
 
-    @settings(max_examples=400, database=None)
-    @given(st.lists(st.integers(), min_size=20))
+    @settings(max_examples=100, database=None)
+    @given(st.lists(st.integers(), min_size=40))
     def draw(numbers: list[int]) -> None:
         found.update(numbers)
 

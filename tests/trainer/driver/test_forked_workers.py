@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import warm_workers
 
 PROGRAM = """
@@ -57,6 +58,7 @@ def run(folder: Path, address: str, *, killed: bool = False, code: int = 0) -> d
     return seen
 
 
+@pytest.mark.slow(stands_for="tests/runs/test_warm.py::test_it_sees_and_leaves_what_an_interpreter_would")
 def test_it_sees_what_it_would_and_its_death_is_seen_and_it_does_not_outlive_a_driver_that_is_killed(
     forked_workers: str, tmp_path: Path
 ) -> None:

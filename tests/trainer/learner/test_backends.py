@@ -61,7 +61,7 @@ def gradient(
 ) -> dict[str, torch.Tensor]:
     """The whole gradient of one mini-batch, by parameter."""
     backend = kind()
-    learner: LearnerRank = backend.start(settings, rank, address, 20.0)
+    learner: LearnerRank = backend.start(settings, rank, address, 120.0)
     work = cut(batch, [range(len(batch))], backend.placement(settings), backend.rules(settings))
     learner.gradient([learner.actor], work.sent()[rank], 0, loss)
     module, layout = learner.actor.module, learner.actor.layout
@@ -88,7 +88,7 @@ def published(
     rank: int, address: str, kind: type[Any], settings: LearnerSettings
 ) -> tuple[dict[str, int], dict[str, int]]:
     """What a rank adds to the manifest, and that of what it sees published."""
-    learner = kind().start(settings, rank, address, 20.0)
+    learner = kind().start(settings, rank, address, 120.0)
     return dict(learner_side.sums(learner)), dict(manifest_of(learner.named_parameters_for_publish()).sums)
 
 
@@ -180,12 +180,12 @@ class OtherMoments(Pipeline):
 
 
 def save_from(rank: int, address: str, kind: type[Any], settings: LearnerSettings, folder: Path) -> None:
-    kind().start(settings, rank, address, 20.0).save(folder)
+    kind().start(settings, rank, address, 120.0).save(folder)
 
 
 def load_into(rank: int, address: str, kind: type[Any], settings: LearnerSettings, folder: Path) -> str:
     with pytest.raises(CheckpointError) as refused:
-        kind().start(settings, rank, address, 20.0).load(folder)
+        kind().start(settings, rank, address, 120.0).load(folder)
     return str(refused.value)
 
 

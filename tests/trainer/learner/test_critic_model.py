@@ -252,6 +252,9 @@ def state(
     return whole([shard for trained in learner._trained for shard in trained.state()])
 
 
+@pytest.mark.slow(
+    stands_for="tests/trainer/learner/test_state.py::test_another_number_of_ranks_reads_the_same_state[folder-4-2]"
+)
 def test_its_state_is_read_in_another_layout(
     ranks: Any, make_batch: Callable[..., SequenceBatch], folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -152,6 +152,12 @@ def test_a_forbidden_token_has_no_entropy(compiled: bool) -> None:
     assert (barred == torch.finfo(torch.float32).min).all()
 
 
+@pytest.mark.slow(
+    stands_for=[
+        "test_a_token_of_no_probability_has_no_gradient[code of programs]",
+        "tests/trainer/learner/test_compiled.py::test_compiled_layers_have_the_scores_and_the_gradient_of_layers_as_they_are[gemma]",
+    ]
+)
 def test_programs_give_what_their_code_gives() -> None:
     """In half precision, for chunks of several lengths, which share two programs. A forbidden word has no gradient."""
     _, _, targets = problem(torch.bfloat16)

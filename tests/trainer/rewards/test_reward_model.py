@@ -178,6 +178,12 @@ async def test_a_process_that_is_lost_again_and_again_gives_no_score(folder: Pat
     assert stand_in.read_text().count("started") in (3, 4)
 
 
+@pytest.mark.slow(
+    stands_for=[
+        "test_a_process_that_is_lost_again_and_again_gives_no_score",
+        "test_a_row_that_the_chat_template_refuses_has_no_score",
+    ]
+)
 async def test_a_process_goes_on_after_a_row_on_which_the_model_raises(tmp_path: Path) -> None:
     """A token beyond the model's embedding is what its tokenizer makes of one character."""
     folder = made(tmp_path / "model")

@@ -86,6 +86,7 @@ def test_routing_on_a_cpu_refuses_the_second_runner_and_on_a_gpu_the_first() -> 
         environment({"VLLM_USE_V2_MODEL_RUNNER": "0"}, on_cpu=False, start_seconds=60, tells_experts=True)
 
 
+@pytest.mark.slow(stands_for="test_the_second_runner_is_taken_where_triton_is")
 def test_an_engine_says_which_runner_it_has(llama_folder: Path) -> None:
     arguments = {"kv_cache_memory_bytes": 32 << 20}
     actor = EngineActor("0", EngineSpec("vllm", str(llama_folder), max_context=64, engine_args=arguments))

@@ -15,6 +15,9 @@ from rljob_trainer.weights.manifest import Manifest
 pytestmark = pytest.mark.vllm
 
 
+@pytest.mark.slow(
+    stands_for="tests/runs/test_vllm.py::test_requests_run_on_through_publications_and_the_engine_agrees_with_the_trainer"
+)
 def test_an_output_layer_that_shares_the_embedding_is_loaded_with_it(
     make_model: Callable[..., PreTrainedModel], log_probs_of: Callable[..., np.ndarray], tmp_path: Path
 ) -> None:
