@@ -29,7 +29,7 @@ install:         ## make or mend the virtual environment (.venv); nothing to do 
 quickstart: install  ## train a small language model to add two numbers, from random weights, and write a report
 	$(BIN)/rljob run examples/quickstart.yaml --output runs/quickstart --resume never
 
-test: lint unit  ## everything that is fast: lint, types, import rules, tests; 6 minutes on two cores
+test: lint unit  ## everything that is fast: lint, types, import rules, tests; 7 minutes on two cores
 
 lint: install    ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

@@ -84,11 +84,8 @@ class Landing:
         with RUNS.open("a") as file:
             file.write(json.dumps({"code": code} | json.loads(self.line.read_text())) + "\n")
         self.line.unlink()
-        entries = unsteady.read()
         for each in again.read(self.forgiven):
-            entries = unsteady.forgiven(entries, each.test, each.error, date.today())
-        if entries:
-            unsteady.write(entries)
+            unsteady.write(unsteady.forgiven(unsteady.read(), each.test, each.error, date.today()))
 
 
 def main() -> None:
