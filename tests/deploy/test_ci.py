@@ -30,7 +30,10 @@ cluster-down:
 	@echo down >> ran
 %:
 	@echo $@ >> ran
-	@case " $(FAIL) " in *" $@ "*) echo "$@ met an error"; exit 1;; esac
+	@case " $(FAIL) " in \
+	*" $@:killed "*) echo "$@ is killed"; kill -9 $$PPID;; \
+	*" $@:long "*) sleep 60;; \
+	*" $@ "*) echo "$@ met an error"; exit 1;; esac
 """
 
 
@@ -91,6 +94,27 @@ def test_what_can_do_without_a_failed_stage_still_runs(checkout: Path, fail: str
     assert {*STAGES} - {*ran} == not_run
     failed = fail.split()
     assert printed[-len(failed) :] == [f"FAILED stage {name}: {name} met an error" for name in failed]
+
+
+def test_a_stage_whose_make_is_killed_has_failed(checkout: Path) -> None:
+    """As where memory ends; by its code alone it looks like one that `timeout` has cut off."""
+    code, printed, ran = run(checkout, "test:killed")
+    assert (code, {*STAGES} - {*ran}) == (21, set())
+    assert printed[-1] == "FAILED stage test: test is killed"
+    assert not [line for line in printed if line.startswith("NOT RUN")]
+    code, _, _ = run(checkout, "slow-tenth:killed")
+    assert code == 28
+
+
+def test_what_the_time_cuts_off_has_not_failed(checkout: Path) -> None:
+    script = checkout / ".ci" / "run"
+    text = script.read_text()
+    assert "stage_in_time slow-tenth 60" in text
+    script.write_text(text.replace("stage_in_time slow-tenth 60", "stage slow-tenth 2"))
+    code, printed, ran = run(checkout, "slow-tenth:long")
+    assert (code, {*STAGES} - {*ran}) == (0, set())
+    assert "NOT RUN: slow-tenth to its end, for want of time" in printed
+    assert json.loads((checkout / "line").read_text())["failed"] == []
 
 
 def test_a_machine_without_clusters_says_what_was_not_run(checkout: Path) -> None:

@@ -149,6 +149,7 @@ class Stage(NamedTuple):
     processor_seconds: float
     """All that the machine's processors have worked meanwhile."""
     code: int
+    """What make ended with; -1: it was cut off, since CI's time was up."""
     load: float
     """Processes that ran or waited for a processor, as a mean of its last minute."""
 

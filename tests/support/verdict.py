@@ -19,15 +19,13 @@ import again
 from timings import Stage, stages
 
 ROOT = Path(__file__).parents[2]
-TIME_WAS_UP = (124, 137)
-"""What `timeout` ends with: a stage that had no more time has not failed."""
 ERROR = re.compile(r"^E  |^\S+:\d+:|\berror\b|crashed while running", re.IGNORECASE)
 """A line of pytest, of ruff or mypy, of anybody else, of xdist."""
 MAKE_FAILED = re.compile(r"^make(?:\[\d+\])?: \*\*\*", re.MULTILINE)
 
 
 def failed(stage: Stage) -> bool:
-    return stage.code not in (0, *TIME_WAS_UP)
+    return stage.code > 0
 
 
 def last_lines(folder: Path, forgiven: list[again.Unsteady]) -> list[str]:
