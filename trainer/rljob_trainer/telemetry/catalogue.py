@@ -498,9 +498,9 @@ def _time_and_space() -> Iterator[Metric]:
 
 def _validation() -> Iterator[Metric]:
     of_prompts = "mean over the prompts of one data source of"
-    for prefix, what in (
-        ("validation/<source>", "the score (1 or 0 where correctness is known)"),
-        ("validation/<source>/<variable>", "another number (e.g. a reward part)"),
+    for prefix, what, expected in (
+        ("validation/<source>", "the score (1 or 0 where correctness is known)", "expected score of"),
+        ("validation/<source>/<variable>", "the variable (e.g. a reward part)", "expected value of the variable for"),
     ):
         yield Metric(f"{prefix}/mean@<n>", "", f"{of_prompts} the mean over n samples of {what}")
         yield Metric(f"{prefix}/std@<n>", "", f"{of_prompts} the standard deviation over n samples of {what}")
@@ -509,7 +509,7 @@ def _validation() -> Iterator[Metric]:
             ("worst", "the worst of k samples"),
             ("maj", "the most frequent answer among k samples"),
         ):
-            yield Metric(f"{prefix}/{choice}@<k>/mean", "", f"{of_prompts} the expected {what} of {chosen}")
+            yield Metric(f"{prefix}/{choice}@<k>/mean", "", f"{of_prompts} the {expected} {chosen}")
             yield Metric(f"{prefix}/{choice}@<k>/std", "", f"{of_prompts} its standard deviation over draws of k")
     yield Metric(
         "validation/<source>/pass@<k>",
