@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 PATH = Path(__file__).parents[1] / "api" / "rljob_api" / "methods.py"
-_FROM_ROLLOUT_CORRECTION = {"level", "low", "high", "normalize", "rejection"}
+_FROM_ROLLOUT_CORRECTION = {"level", "low", "high", "normalize", "clamp", "rejection"}
 """Settings that some losses take from algorithm.rolloutCorrection instead of policyLoss."""
 
 _HEAD = '''"""Every method by name: its parameters with their defaults, and what it needs. Written by `make generate`.

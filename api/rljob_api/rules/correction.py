@@ -144,7 +144,7 @@ def weight_cap_is_at_least_one(job: Job) -> Iterator[Violation]:
         Cel(
             REJECTION,
             "self.statistic == 'k1' || !has(self.low)",
-            "k2 and k3 are never negative and have no lower bound; remove it",
+            "only k1 has a lower bound; remove it",
             ".low",
         ),
         Cel(

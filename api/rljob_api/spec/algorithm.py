@@ -244,14 +244,16 @@ class CorrectionWeights(SpecModel):
         default=False,
         description="Divide by their mean over the batch (mode bypass: mini-batch).",
     )
+    clamp: bool = Field(default=False, description="Weights outside [low, high] become the nearer bound instead of 0.")
 
 
 class RejectionSpec(SpecModel):
     """Leaves out tokens or sequences in which engine and trainer disagree too much."""
 
-    statistic: Literal["k1", "k2", "k3"] = Field(
+    statistic: Literal["k1", "k2", "k3", "tv", "binaryKl"] = Field(
         description="k1: log-ratio, bounded on both sides (low, high bound pi_old / pi_roll). "
-        "k2: half its square, k3: ratio - 1 - log-ratio; both bounded by high."
+        "k2: half its square, k3: ratio - 1 - log-ratio, tv: |pi_old - pi_roll|, binaryKl: KL of token against rest; "
+        "bounded by high."
     )
     over: Literal["token", "sequenceSum", "sequenceMean", "sequenceMax"] = Field(
         default="token", description="Per token, or reduced over the sequence, which is then left out whole."

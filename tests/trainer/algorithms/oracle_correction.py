@@ -22,10 +22,12 @@ def log_ratios(old: Rows, rollout: Rows) -> Rows:
     return [[a - b for a, b in zip(x, y, strict=True)] for x, y in zip(old, rollout, strict=True)]
 
 
-def weights(logs: Rows, level: str, low: float | None, high: float, normalize: bool) -> Rows:
+def weights(logs: Rows, level: str, low: float | None, high: float, normalize: bool, clamp: bool = False) -> Rows:
+    """Cut at ``high``; with a lower bound IcePop (arXiv 2510.18855), or with ``clamp`` max(low, min(w, high))."""
+
     def cut(w: float) -> float:
-        if low is None:
-            return min(w, high)
+        if low is None or clamp:
+            return max(low or 0.0, min(w, high))
         return w if low <= w <= high else 0.0
 
     if level == "token":
@@ -61,6 +63,30 @@ def kept(logs: Rows, kind: str, over: str, low: float | None, high: float) -> li
         else:
             total = math.fsum(values)
             result.append([inside(total if over == "sequenceSum" else total / max(len(row), 1))] * len(row))
+    return result
+
+
+def divergence(kind: str, old: float, rollout: float) -> float:
+    """arXiv 2602.04879, binary approximation: D(mu, pi) between "the sampled token" and "any other"; mu has sampled."""
+    mu, pi = math.exp(rollout), math.exp(old)
+    if kind == "tv":
+        return abs(mu - pi)
+    return mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+
+
+def kept_by_divergence(old: Rows, rollout: Rows, kind: str, over: str, high: float) -> list[list[bool]]:
+    result = []
+    for xs, ys in zip(old, rollout, strict=True):
+        values = [divergence(kind, x, y) for x, y in zip(xs, ys, strict=True)]
+        if over == "token":
+            result.append([v <= high for v in values])
+        else:
+            total = {
+                "sequenceSum": math.fsum(values),
+                "sequenceMean": mean(values),
+                "sequenceMax": max(values, default=0),
+            }
+            result.append([total[over] <= high] * len(values))
     return result
 
 

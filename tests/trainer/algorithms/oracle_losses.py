@@ -139,14 +139,16 @@ def kl_cov(s: Sequence, kl_coefficient: float) -> list[float]:
     ]
 
 
-def bypass_reinforce(s: Sequence, level: str, low: float | None, high: float) -> list[float]:
-    """-w A log pi with w of the policy that sampled; IcePop (arXiv 2510.18855) when there is a lower bound."""
+def bypass_reinforce(s: Sequence, level: str, low: float | None, high: float, clamp: bool = False) -> list[float]:
+    """-w A log pi with w of the policy that sampled; IcePop (arXiv 2510.18855) when there is a lower bound, unless it
+    clamps."""
     logs = [x - r for x, r in zip(s.sg, s.rollout, strict=True)]
     result = []
     for t, a in enumerate(s.adv):
         w = math.exp(clip(math.fsum(logs) if level == "sequence" else logs[t], -20, 20)) if level != "none" else 1.0
         if level != "none":
-            w = min(w, high) if low is None else (w if low <= w <= high else 0.0)
+            outside = 0.0 if low is not None and not clamp else clip(w, low or 0.0, high)
+            w = w if (low or 0.0) <= w <= high else outside
         result.append(-w * a * s.lp[t])
     return result
 

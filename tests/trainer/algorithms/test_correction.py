@@ -61,6 +61,26 @@ def test_weights(
     assert torch.equal(result.mask, batch.mask)
 
 
+@PRECISION
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@settings(max_examples=10)
+@given(batch=batches())
+def test_clamped_weights_keep_both_bounds(dtype: torch.dtype, level: Level, normalize: bool, batch: Ragged) -> None:
+    """max(low, min(w, high)), and nothing is zeroed (slime: --tis-clip-low, --tis-clip)."""
+    result = corrected(batch, dtype, Correction(Weights(level, 1.3, 0.8, normalize, clamp=True)))
+    assert result.weights is not None
+    expected = oracle.weights(logs(batch), level, 0.8, 1.3, normalize, clamp=True)
+    agree(f"weights {level}, clamped", result.weights, batch, expected)
+    assert f"{ROOT}/weight/zeroed_ratio" not in result.metrics
+    # Without a lower bound it is the plain cut.
+    cut, same = (corrected(batch, dtype, Correction(Weights(level, 1.3, clamp=clamp))) for clamp in (False, True))
+    assert cut.weights is not None
+    assert same.weights is not None
+    assert torch.equal(cut.weights, same.weights)
+    assert same.metrics == cut.metrics
+
+
 @settings(max_examples=15)
 @given(batch=batches())
 def test_normalised_weights_have_mean_1(batch: Ragged) -> None:
@@ -103,6 +123,38 @@ def test_rejection(dtype: torch.dtype, rule: Rejection, batch: Ragged) -> None:
     for key in (name, f"{ROOT}/rejection"):
         assert result.metrics[f"{key}/masked_ratio"] == pytest.approx(share)
         assert result.metrics[f"{key}/masked_sequence_ratio"] == pytest.approx(touched)
+
+
+DIVERGENCES = [
+    *(Rejection("tv", over, high) for over, high in (("token", 0.05), ("sequenceMean", 0.05), ("sequenceMax", 0.1))),
+    *(Rejection("binaryKl", over, 0.01) for over in ("token", "sequenceMean", "sequenceMax")),
+    Rejection("binaryKl", "sequenceSum", 0.05),
+]
+
+
+@PRECISION
+@pytest.mark.parametrize("rule", DIVERGENCES, ids=lambda rule: rule.name)
+@settings(max_examples=15)
+@given(batch=batches())
+def test_rejection_by_the_divergence_of_a_token(dtype: torch.dtype, rule: Rejection, batch: Ragged) -> None:
+    """By how far its probability is off, on either side and whatever its advantage."""
+    passes = oracle.kept_by_divergence(batch.kept("old"), batch.kept("rollout"), rule.statistic, rule.over, rule.high)
+    result = corrected(batch, dtype, Correction(rejection=(rule,)))
+    assert result.mask[batch.mask].tolist() == [p for row in passes for p in row]
+    assert not bool(result.mask[~batch.mask].any())
+    if rule.over == "token":
+        pairs = zip(batch.kept("old"), batch.kept("rollout"), strict=True)
+        values = [oracle.divergence(rule.statistic, x, y) for row in pairs for x, y in zip(*row, strict=True)]
+        near(f"rejection {rule.name}", torch.tensor(result.metrics[f"{ROOT}/rejection/{rule.name}/mean"], dtype=dtype),
+             oracle.mean(values))  # fmt: skip
+
+
+def test_a_small_probability_may_be_off_by_any_factor_and_a_large_one_may_not() -> None:
+    """A token from 1e-5 to 1e-3 is kept (its ratio is 100), one from 0.99 to 0.8 is not (0.8)."""
+    old, rollout = torch.tensor([1e-3, 0.8]).log(), torch.tensor([1e-5, 0.99]).log()
+    mask, segments = torch.ones(2, dtype=torch.bool), Segments.from_lengths([2])
+    for rule in (Rejection("tv", high=0.1), Rejection("binaryKl", high=0.05)):
+        assert correct(old, rollout, mask, segments, Correction(rejection=(rule,))).mask.tolist() == [True, False]
 
 
 def test_several_rules_apply_together() -> None:
@@ -288,10 +340,14 @@ def test_interpolation_anchors_old_tokens_at_the_policy_that_sampled_them() -> N
     assert result.tolist() == [-3.0, -1.0, -2.0, -2.5]
 
 
-@pytest.mark.parametrize("over", ["token", "sequenceSum"])
-def test_rejection_inside_a_bypass_loss_takes_the_gradient_of_the_rejected(over: Over) -> None:
+@pytest.mark.parametrize(
+    "rule",
+    [Rejection("k1", "token", 1.7), Rejection("k1", "sequenceSum", 1.7), Rejection("tv", "token", 0.05),
+     Rejection("binaryKl", "sequenceMax", 0.05)],
+    ids=lambda rule: rule.name,
+)  # fmt: skip
+def test_rejection_inside_a_bypass_loss_takes_the_gradient_of_the_rejected(rule: Rejection) -> None:
     batch = make_batch([4, 4], [8, 5, 0, 3, 6, 2, 9, 1], 0.2, seed=6)
-    rule = Rejection("k1", over, high=1.7)
     log_probs = batch.stream("log_probs", torch.float64).requires_grad_()
     given_ = PolicyInputs(
         log_probs=log_probs,
@@ -300,9 +356,11 @@ def test_rejection_inside_a_bypass_loss_takes_the_gradient_of_the_rejected(over:
         mask=batch.mask,
         segments=batch.segments,
     )
-    passes = oracle.kept(
-        oracle.log_ratios(batch.kept("log_probs"), batch.kept("rollout")), "k1", over, rule.lower, rule.high
-    )
+    own, rollout = batch.kept("log_probs"), batch.kept("rollout")
+    if rule.statistic == "k1":
+        passes = oracle.kept(oracle.log_ratios(own, rollout), "k1", rule.over, rule.lower, rule.high)
+    else:
+        passes = oracle.kept_by_divergence(own, rollout, rule.statistic, rule.over, rule.high)
     gone = torch.tensor([not p for row in passes for p in row])
     assert 0 < int(gone.sum()) < len(gone)
     for name in ("bypassPpoClip", "bypassReinforce"):
@@ -312,17 +370,19 @@ def test_rejection_inside_a_bypass_loss_takes_the_gradient_of_the_rejected(over:
         assert float(output.metrics["rejected_fraction"]) == int(gone.sum())
 
 
-@pytest.mark.parametrize(("level", "low"), [("token", None), ("token", 0.7), ("sequence", None)])
+@pytest.mark.parametrize(
+    ("level", "low", "clamp"),
+    [("token", None, False), ("token", 0.7, False), ("sequence", None, False), ("sequence", 0.7, True)],
+)
 @settings(max_examples=15)
 @given(batch=batches())
 def test_weights_in_a_bypass_loss_are_divided_by_their_mean_over_the_mini_batch(
-    level: Level, low: float | None, batch: Ragged
+    level: Level, low: float | None, clamp: bool, batch: Ragged
 ) -> None:
     """Found before the first gradient, so that it does not depend on how the mini-batch is cut."""
-    params = {"level": level, "low": low, "high": 1.5, "normalize": True}
-    weights = oracle.weights(
-        oracle.log_ratios(batch.kept("log_probs"), batch.kept("rollout")), level, low, 1.5, normalize=True
-    )
+    params = {"level": level, "low": low, "high": 1.5, "normalize": True, "clamp": clamp}
+    ratios = oracle.log_ratios(batch.kept("log_probs"), batch.kept("rollout"))
+    weights = oracle.weights(ratios, level, low, 1.5, normalize=True, clamp=clamp)
     expected = [
         [-w * a * x for w, a, x in zip(*rows, strict=True)]
         for rows in zip(weights, batch.kept("advantages"), batch.kept("log_probs"), strict=True)
@@ -359,6 +419,7 @@ def test_weights_in_a_bypass_loss_are_divided_by_their_mean_over_the_mini_batch(
         lambda: Rejection("k1", "token", high=2.0, low=3.0),
         lambda: Rejection("k3", "token", high=0.1, low=0.01),
         lambda: Rejection("k2", "token", high=0.0),
+        lambda: Rejection("tv", "token", high=0.1, low=0.01),
         lambda: Rejection("k4", "token", high=1.0),  # type: ignore[arg-type]
         lambda: Rejection("k1", "sentence", high=2.0),  # type: ignore[arg-type]
     ],

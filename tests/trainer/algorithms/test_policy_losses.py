@@ -44,6 +44,11 @@ CASES: dict[str, tuple[str, Oracle, dict[str, Any]]] = {
         oracle.bypass_reinforce,
         {"level": "token", "low": 0.8, "high": 1.3},
     ),
+    "bypassReinforce, clamped": (
+        "bypassReinforce",
+        oracle.bypass_reinforce,
+        {"level": "token", "low": 0.8, "high": 1.3, "clamp": True},
+    ),
     "bypassReinforce, sequence": (
         "bypassReinforce",
         oracle.bypass_reinforce,

@@ -253,7 +253,7 @@ async def test_with_limits_the_samples_that_are_most_apart_are_named(folder: Pat
     assert float(first.split()[-2]) == pytest.approx(5.0, abs=1.0)
 
 
-TOKEN_UP_TO_2 = {"level": "token", "low": None, "high": 2.0}
+TOKEN_UP_TO_2 = {"level": "token", "low": None, "high": 2.0, "clamp": False}
 SEQUENCE_UP_TO_2 = {"level": "sequence", "low": None, "high": 2.0}
 BYPASS_PRESETS: list[tuple[str, dict[str, Any], str]] = [  # the name, its weights, what a sequence is rejected by
     ("bypass_ppo_clip", {}, ""),

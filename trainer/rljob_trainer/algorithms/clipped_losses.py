@@ -92,7 +92,8 @@ def bypass_ppo_clip(
     )
     per_token, metrics = output.per_token, output.metrics | ratio_metrics(anchored)
     if rejection:
-        gone = rejected(anchored.log_ratio.detach(), inputs.mask, inputs.segments, rejection)
+        own = inputs.log_probs.detach()
+        gone = rejected(anchored.log_ratio.detach(), own, inputs.mask, inputs.segments, rejection)
         per_token = torch.where(gone, 0, per_token)
         metrics["rejected_fraction"] = masked_count(gone, inputs.mask)
     return PolicyLossOutput(per_token, metrics)

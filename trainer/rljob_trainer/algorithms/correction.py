@@ -64,13 +64,13 @@ def correct(
         differences.append(DifferenceSeen.of(here))
         if settings is not None and weights is not None:
             ratio = importance_ratio(here.log_ratio, here.mask, here.segments, settings.level)
-            cut = within_bounds(ratio, settings.low, settings.high)
+            cut = within_bounds(ratio, settings.low, settings.high, clamp=settings.clamp)
             weighed.append(WeightsSeen.of(here, ratio, cut, settings))
             weights[part] = kept_only(here.segments.spread(cut) if settings.level == "sequence" else cut, here.mask)
         if rules:
             gone = torch.zeros_like(here.mask)
             for number, rule in enumerate(rules):
-                verdict = judge(here.log_ratio, here.mask, here.segments, rule)
+                verdict = judge(here.log_ratio, here.old, here.mask, here.segments, rule)
                 out = here.mask & (verdict.out if rule.over == "token" else here.segments.spread(verdict.out))
                 judged[number].append(RuleSeen.of(here, rule, verdict))
                 lost[number].append(LossSeen.of(here, out))
@@ -137,6 +137,6 @@ def corrected_in_loss(
     if settings is not None:
         ratio = importance_ratio(log_ratio, mask, segments, settings.level)
         ratio = segments.spread(ratio) if settings.level == "sequence" else ratio
-        weights = within_bounds(ratio, settings.low, settings.high)
-    gone = rejected(log_ratio, mask, segments, correction.rejection)
+        weights = within_bounds(ratio, settings.low, settings.high, clamp=settings.clamp)
+    gone = rejected(log_ratio, kept_only(old_log_probs, mask), mask, segments, correction.rejection)
     return torch.where(gone | ~mask, 0, weights), gone

@@ -19,7 +19,7 @@ from rljob_trainer.algorithms.policy_losses import (
     policy_loss,
     ratio_metrics,
 )
-from rljob_trainer.algorithms.rejection import Rejection, rejected
+from rljob_trainer.algorithms.rejection import Rejection, binary_kl, rejected
 from rljob_trainer.algorithms.segments import masked_mean
 from rljob_trainer.algorithms.weights import WeightLevel, importance_ratio, within_bounds
 
@@ -74,12 +74,10 @@ def dppo_kl(
 
     KL = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)). A token is left out if its advantage would push
     it further: with A > 0 and p > p_old beyond ``divergence_high``, with A <= 0 and p < p_old beyond
-    ``divergence_low``. Log-probs that rounding has put above 0 count as 0.
+    ``divergence_low``.
     """
     log_new, log_old = inputs.log_probs.detach().clamp(max=0), inputs.anchor.clamp(max=0)
-    old = log_old.exp()
-    rest_new, rest_old = -torch.expm1(log_new), -torch.expm1(log_old)
-    divergence = old * (log_old - log_new) + rest_old * torch.log((rest_old + 1e-8) / (rest_new + 1e-8))
+    divergence = binary_kl(log_old, log_new)
     up = (divergence <= divergence_high) | (log_new <= log_old)
     down = (divergence <= divergence_low) | (log_new >= log_old)
     return _trusted(inputs, torch.where(inputs.advantages > 0, up, down), ratio_cap)
@@ -104,6 +102,7 @@ def mean_weight(
     low: float | None = None,
     high: float = 2.0,
     normalize: bool = False,
+    clamp: bool = False,
     rejection: Sequence[Rejection] = (),
 ) -> Tensor:
     """What bypassReinforce divides its weights by: their mean at every token; 1 if there is none, or all are 0."""
@@ -112,7 +111,8 @@ def mean_weight(
     if level != "none":
         of_tokens = level == "token"
         counted = inputs.mask if of_tokens else inputs.segments.count(inputs.mask) > 0
-        weight = within_bounds(importance_ratio(log_ratio, inputs.mask, inputs.segments, level), low, high)
+        ratio = importance_ratio(log_ratio, inputs.mask, inputs.segments, level)
+        weight = within_bounds(ratio, low, high, clamp=clamp)
         mean = masked_mean(weight.double(), counted)
     return torch.where(mean > 0, mean, 1.0).expand(inputs.mask.shape)
 
@@ -125,13 +125,15 @@ def bypass_reinforce(
     low: float | None = None,
     high: float = 2.0,
     normalize: bool = False,
+    clamp: bool = False,
     rejection: Sequence[Rejection] = (),
 ) -> PolicyLossOutput:
     """-w A log pi, w = sg(pi_theta / pi_roll) of the token or of its whole sequence.
 
     No forward pass for pi_old is needed. w is cut at ``high``; with ``low`` given, weights outside [low, high] become
-    0; level "none" means w = 1. ``normalize`` divides by the mean w of the whole mini-batch (over tokens or
-    sequences, as the level says), for one more forward pass. ``rejection`` as in bypassPpoClip.
+    0, or with ``clamp`` the nearer bound; level "none" means w = 1. ``normalize`` divides by the mean w of the whole
+    mini-batch (over tokens or sequences, as the level says), for one more forward pass. ``rejection`` as in
+    bypassPpoClip.
     """
     anchored = replace(inputs, old_log_probs=inputs.rollout("bypassReinforce"))
     log_ratio = anchored.log_ratio.detach()
@@ -140,13 +142,13 @@ def bypass_reinforce(
     if level != "none":
         ratio = importance_ratio(log_ratio, inputs.mask, inputs.segments, level)
         ratio = inputs.segments.spread(ratio) if level == "sequence" else ratio
-        weight = within_bounds(ratio, low, high)
+        weight = within_bounds(ratio, low, high, clamp=clamp)
         metrics["clip_fraction"] = masked_count(weight != ratio, inputs.mask)
         if normalize:
             assert inputs.selection is not None
             weight = weight / inputs.selection.to(weight.dtype)
     if rejection:
-        gone = rejected(log_ratio, inputs.mask, inputs.segments, rejection)
+        gone = rejected(log_ratio, inputs.log_probs.detach(), inputs.mask, inputs.segments, rejection)
         weight = torch.where(gone, 0, weight)
         metrics["rejected_fraction"] = masked_count(gone, inputs.mask)
     return PolicyLossOutput(-weight * inputs.advantages * inputs.log_probs, metrics)

@@ -151,7 +151,7 @@ class WeightsSeen:
         metrics[f"{root}/fraction_high"] = self.high / total
         metrics[f"{root}/fraction_low"] = self.low / total
         metrics[f"{root}/effective_sample_size"] = self.of_tokens.effective_size
-        if settings.low is not None:
+        if settings.low is not None and not settings.clamp:
             metrics[f"{root}/zeroed_ratio"] = self.zeroed / total
         if divisor is not None:
             metrics[f"{root}/normalization"] = divisor

@@ -1,8 +1,10 @@
 """Which tokens or sequences are left out because trainer and engine disagree too much about them.
 
 With l = log pi_old - log pi_roll of a token, clamped to +-20, the statistics are k1 = l, k2 = l^2 / 2 and
-k3 = e^l - 1 - l; each is looked at per token, or summed, averaged or maximised over a sequence, which is then left out
-whole. One name, one meaning: the bounds of k1 are bounds of pi_old / pi_roll.
+k3 = e^l - 1 - l. With p = pi_roll and q = pi_old of the token, tv = |q - p| and binaryKl = KL(p, q) between "this
+token" and "any other" (the divergences of DPPO's binary mask, arXiv 2602.04879). Each is looked at per token, or
+summed, averaged or maximised over a sequence, which is then left out whole. One name, one meaning: the bounds of k1 are
+bounds of pi_old / pi_roll.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from torch import Tensor
 from rljob_trainer.algorithms.segments import Segments
 
 LOG_RATIO_BOUND = 20.0
-Statistic = Literal["k1", "k2", "k3"]
+Statistic = Literal["k1", "k2", "k3", "tv", "binaryKl"]
 Over = Literal["token", "sequenceSum", "sequenceMean", "sequenceMax"]
+_STATISTIC_NAMES = {"k1": "k1", "k2": "k2", "k3": "k3", "tv": "tv", "binaryKl": "binary_kl"}
 _OVER_NAMES = {
     "token": "token",
     "sequenceSum": "sequence_sum",
@@ -30,7 +33,7 @@ _OVER_NAMES = {
 
 @dataclass(frozen=True)
 class Rejection:
-    """One rule. k1 keeps low <= pi_old / pi_roll <= high, k2 and k3 keep values <= high.
+    """One rule. k1 keeps low <= pi_old / pi_roll <= high, the others keep values <= high.
 
     ``low`` is 1 / high if not given. Over "sequenceMax" a single token beyond the bounds rejects the sequence; `veto`
     is such a rule.
@@ -42,7 +45,7 @@ class Rejection:
     low: float | None = None
 
     def __post_init__(self) -> None:
-        if self.statistic not in ("k1", "k2", "k3") or self.over not in _OVER_NAMES:
+        if self.statistic not in _STATISTIC_NAMES or self.over not in _OVER_NAMES:
             raise ValueError(f"there is no rejection of {self.statistic} over {self.over}")
         if self.high <= 0:
             raise ValueError(f"the upper bound of a rejection must be above 0, but is {self.high}")
@@ -66,7 +69,7 @@ class Rejection:
     @property
     def name(self) -> str:
         """What metrics call it, for example ``sequence_mean_k3``."""
-        return f"{_OVER_NAMES[self.over]}_{self.statistic}"
+        return f"{_OVER_NAMES[self.over]}_{_STATISTIC_NAMES[self.statistic]}"
 
 
 def veto(threshold: float) -> Rejection:
@@ -87,14 +90,31 @@ class Verdict:
         return self.above | self.below
 
 
-def judge(log_ratio: Tensor, mask: Tensor, segments: Segments, rule: Rejection) -> Verdict:
-    """Applies one rule to ``log_ratio [tokens]`` = log pi_old - log pi_roll (0 where the mask is False)."""
+def binary_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p, q) of "this token" against "any other": p log(p / q) + (1 - p) log((1 - p) / (1 - q)).
+
+    Log-probs that rounding has put above 0 count as 0.
+    """
+    log_p, log_q = log_p.clamp(max=0), log_q.clamp(max=0)
+    rest_p, rest_q = -torch.expm1(log_p), -torch.expm1(log_q)
+    return log_p.exp() * (log_p - log_q) + rest_p * torch.log((rest_p + 1e-8) / (rest_q + 1e-8))
+
+
+def _statistic(statistic: Statistic, log_ratio: Tensor, old_log_probs: Tensor) -> Tensor:
+    if statistic == "tv":
+        return (old_log_probs.exp() - (old_log_probs - log_ratio).exp()).abs()
+    if statistic == "binaryKl":
+        return binary_kl(old_log_probs - log_ratio, old_log_probs)
     clamped = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    value = clamped
-    if rule.statistic == "k2":
-        value = 0.5 * clamped.square()
-    elif rule.statistic == "k3":
-        value = torch.expm1(clamped) - clamped
+    if statistic == "k2":
+        return 0.5 * clamped.square()
+    return torch.expm1(clamped) - clamped if statistic == "k3" else clamped
+
+
+def judge(log_ratio: Tensor, old_log_probs: Tensor, mask: Tensor, segments: Segments, rule: Rejection) -> Verdict:
+    """Applies one rule to ``log_ratio [tokens]`` = log pi_old - log pi_roll and log pi_old (0 where the mask is
+    False)."""
+    value = _statistic(rule.statistic, log_ratio, old_log_probs)
     low, high = rule.bounds
 
     if rule.over == "sequenceMax":
@@ -110,10 +130,12 @@ def judge(log_ratio: Tensor, mask: Tensor, segments: Segments, rule: Rejection) 
     return Verdict(value, value > high, value < low)
 
 
-def rejected(log_ratio: Tensor, mask: Tensor, segments: Segments, rules: Sequence[Rejection]) -> Tensor:
-    """``[tokens]`` bool: masked tokens that at least one rule leaves out."""
+def rejected(
+    log_ratio: Tensor, old_log_probs: Tensor, mask: Tensor, segments: Segments, rules: Sequence[Rejection]
+) -> Tensor:
+    """``[tokens]`` bool: masked tokens that at least one rule leaves out. Streams as in `judge`."""
     gone = torch.zeros_like(mask)
     for rule in rules:
-        out = judge(log_ratio, mask, segments, rule).out
+        out = judge(log_ratio, old_log_probs, mask, segments, rule).out
         gone |= out if rule.over == "token" else segments.spread(out)
     return gone & mask

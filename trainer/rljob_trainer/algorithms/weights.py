@@ -1,4 +1,4 @@
-"""Importance weights pi_old / pi_roll: of a token or of a whole sequence, cut at a bound or zeroed outside two."""
+"""Importance weights pi_old / pi_roll: of a token or of a whole sequence, cut at bounds or zeroed outside them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ class Weights:
 
     level token: exp(l_t), one a token. level sequence: exp(sum of l_t), the same for all its tokens. l is clamped to
     +-20 before exp. Weights above ``high`` are cut to it; with ``low`` given, those outside [low, high] become 0
-    (IcePop, arXiv 2510.18855). ``normalize`` divides by their mean over the batch (tokens or sequences, as
-    the level says).
+    (IcePop, arXiv 2510.18855), or with ``clamp`` the nearer bound (slime's --tis-clip-low and --tis-clip).
+    ``normalize`` divides by their mean over the batch (tokens or sequences, as the level says).
     """
 
     level: WeightLevel = "token"
     high: float = 2.0
     low: float | None = None
     normalize: bool = False
+    clamp: bool = False
 
     def __post_init__(self) -> None:
         if self.level not in ("token", "sequence"):
@@ -43,8 +44,8 @@ def importance_ratio(log_ratio: Tensor, mask: Tensor, segments: Segments, level:
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
-def within_bounds(ratio: Tensor, low: float | None, high: float) -> Tensor:
-    """min(ratio, high); with ``low`` given, the ratio inside [low, high] and 0 outside."""
-    if low is None:
-        return ratio.clamp(max=high)
+def within_bounds(ratio: Tensor, low: float | None, high: float, *, clamp: bool = False) -> Tensor:
+    """min(ratio, high); with ``low`` given, the ratio inside [low, high] and 0 outside, or with ``clamp`` the bound."""
+    if low is None or clamp:
+        return ratio.clamp(low, high)
     return torch.where((ratio >= low) & (ratio <= high), ratio, 0)

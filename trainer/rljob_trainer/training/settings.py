@@ -49,7 +49,7 @@ def _bypass_params(algorithm: ResolvedAlgorithm) -> dict[str, Any]:
         weights = correction.weights
         params["level"] = "none" if weights is None else weights.level
         if weights is not None:
-            params |= {"low": weights.low, "high": weights.high, "normalize": weights.normalize}
+            params |= {name: getattr(weights, name) for name in ("low", "high", "normalize", "clamp")}
     return params
 
 
@@ -59,9 +59,7 @@ def correction_settings(given: ResolvedRolloutCorrection) -> Correction:
     rules = [Rejection(rule.statistic, rule.over, rule.high, rule.low) for rule in given.rejection]
     if given.veto is not None:
         rules.append(veto(given.veto))
-    return Correction(
-        None if weights is None else Weights(weights.level, weights.high, weights.low, weights.normalize), tuple(rules)
-    )
+    return Correction(None if weights is None else Weights(**weights.model_dump()), tuple(rules))
 
 
 def part_weights(reward: Reward) -> dict[str, float]:
