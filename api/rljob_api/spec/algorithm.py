@@ -52,7 +52,7 @@ CorrectionPresetName = Literal[
     "bypass_pg_geo_rs_seq_tis",
     "bypass_pg_geo_rs_token_tis",
 ]
-KlLossKind = Literal["k1", "k2", "k3", "abs", "k1Straight", "k3Straight", "absStraight", "full"]
+KlLossKind = Literal["k1", "k2", "k3", "abs", "k1Straight", "k3Straight", "absStraight", "k3Weighted", "full"]
 KlRewardKind = Literal["k1", "k2", "k3", "abs", "full"]
 
 
@@ -139,7 +139,7 @@ class KlInLoss(SpecModel):
     kind: Annotated[KlLossKind | None, Fallback("k3")] = Field(
         default=None,
         description="Estimator of the KL. ...Straight: value of the kind, gradient of k2. "
-        "full: exact over the vocabulary.",
+        "k3Weighted: k3 times pi_theta / pi_old. full: exact over the vocabulary.",
     )
     coefficient: float | None = Field(default=None, ge=0, le=1000, description="Its weight. 0 turns it off.")
 

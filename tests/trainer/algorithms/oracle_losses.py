@@ -200,6 +200,12 @@ def kl_in_loss(kind: str, x: float, sg: float, ref: float) -> float:
     return kl(kind, sg, ref) + kl("k2", x, ref) - kl("k2", sg, ref)
 
 
+def importance_weighted_kl(x: float, old: float, ref: float) -> float:
+    """arXiv 2512.02556, section 3.1: pi / pi_old (pi_ref / pi - log(pi_ref / pi) - 1), differentiated as it stands."""
+    pi, pi_old, pi_ref = math.exp(x), math.exp(old), math.exp(ref)
+    return pi / pi_old * (pi_ref / pi - math.log(pi_ref / pi) - 1)
+
+
 def value_loss(v: float, target: float, old: float, bound: float | None) -> float:
     """1/2 max((V - R)^2, (clip(V) - R)^2)."""
     plain = (v - target) ** 2

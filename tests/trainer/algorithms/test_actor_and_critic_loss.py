@@ -299,6 +299,79 @@ def test_the_gradient_of_a_kl_in_the_loss(kind: str, aggregation: str, batch: Ra
     same_slopes(f"gradient of the kl {kind} in the loss", log_probs.grad[batch.mask], expected)
 
 
+@pytest.mark.parametrize(("policy_loss", "anchor"), [("gpg", "old"), ("bypassReinforce", "rollout")])
+@settings(max_examples=10)
+@given(batch=batches(extreme=False, longest=6))
+def test_an_importance_weighted_kl(policy_loss: str, anchor: str, batch: Ragged) -> None:
+    """The ratio is to the anchor of the policy loss. Without advantages that loss is 0."""
+    old, reference = batch.kept(anchor), batch.kept("reference")
+
+    def total(rows: Rows) -> float:
+        kl = [[oracle.importance_weighted_kl(*token) for token in zip(*streams, strict=True)]
+              for streams in zip(rows, old, reference, strict=True)]  # fmt: skip
+        return 0.3 * oracle.aggregate(kl, "tokenMean")
+
+    log_probs = batch.stream("log_probs", torch.float64).requires_grad_()
+    given_ = inputs(batch, torch.float64, log_probs=log_probs, advantages=torch.zeros(batch.mask.numel()))
+    chosen = LossSettings(policy_loss, kl_kind="k3Weighted", kl_coefficient=0.3)
+    result = actor_loss(given_, chosen, LossCounts.of(batch.mask, batch.segments))
+    result.loss.backward()
+    assert log_probs.grad is not None
+    assert bool((log_probs.grad[~batch.mask] == 0).all())
+    rows = batch.kept("log_probs")
+    apart = [x - r for pair in zip(rows, reference, strict=True) for x, r in zip(*pair, strict=True)]
+    if min(apart, default=0.0) > -2.5:  # k3 below its bound
+        near("kl k3Weighted", result.loss, total(rows))
+    same_slopes(
+        "gradient of the kl k3Weighted in the loss", log_probs.grad[batch.mask], finite_differences(rows, total)
+    )
+
+
+def test_an_importance_weighted_kl_is_unbiased_for_samples_of_an_older_policy() -> None:
+    """Of four tokens, drawn from pi_old: the mean over it has the value and the slopes of KL(pi, pi_ref). Plain k3 has
+    neither."""
+    logits = torch.tensor([0.3, -0.5, 1.2, 0.1], dtype=torch.float64, requires_grad=True)
+    old, ref = (torch.tensor(x, dtype=torch.float64).log_softmax(0) for x in ([1.0, 0, 0, -1], [0.0, 1, -1, 0.5]))
+    pi = logits.log_softmax(0)
+    exact = (pi.exp() * (pi - ref)).sum()
+    (slopes,) = torch.autograd.grad(exact, logits, retain_graph=True)
+    mask, segments = torch.ones(4, dtype=torch.bool), Segments.from_lengths([4])
+    given_ = PolicyInputs(pi, torch.zeros(4), mask, segments, old_log_probs=old, ref_log_probs=ref)
+
+    def of(kind: str) -> tuple[float, torch.Tensor]:
+        chosen = LossSettings("gpg", kl_kind=kind, kl_coefficient=1.0)
+        # Each token as often as pi_old draws it: its own mini-batch of a fraction of a token.
+        per_token = [
+            actor_loss(replace(given_, mask=torch.arange(4) == t), chosen, LossCounts(1, 1)).loss * old[t].exp()
+            for t in range(4)
+        ]
+        total = torch.stack(per_token).sum()
+        return float(total.detach()), torch.autograd.grad(total, logits, retain_graph=True)[0]
+
+    value, gradient = of("k3Weighted")
+    assert value == pytest.approx(float(exact.detach()))
+    torch.testing.assert_close(gradient, slopes)
+    value, gradient = of("k3")
+    assert value != pytest.approx(float(exact.detach()), rel=0.05)
+    assert not torch.allclose(gradient, slopes, rtol=0.05)
+
+
+@settings(max_examples=10)
+@given(batch=batches())
+def test_where_pi_old_is_the_policy_an_importance_weight_is_1(batch: Ragged) -> None:
+    """The value of k3 as without, and k2's gradient; also where k3 is at its bound."""
+    counts = LossCounts.of(batch.mask, batch.segments)
+    results = []
+    for kind in ("k3Weighted", "k3Straight"):
+        log_probs = batch.stream("log_probs", torch.float64).requires_grad_()
+        given_ = inputs(batch, torch.float64, log_probs=log_probs, old_log_probs=None)
+        chosen = LossSettings("gpg", kl_kind=kind, kl_coefficient=0.3)
+        loss = actor_loss(given_, chosen, counts).loss
+        loss.backward()
+        results.append((loss, log_probs.grad))
+    torch.testing.assert_close(*results)
+
+
 @pytest.mark.parametrize("aggregation", ["tokenMean", "seqMeanTokenMean"])
 @pytest.mark.parametrize("bound", [None, 0.5, 0.1])
 @settings(max_examples=10)

@@ -80,6 +80,17 @@ def abs_straight(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     return _straight_through(absolute(log_probs, ref_log_probs), k2(log_probs, ref_log_probs))
 
 
+def k3_weighted(log_probs: Tensor, ref_log_probs: Tensor, ratio: Tensor) -> Tensor:
+    """k3 times ``ratio [tokens]`` = pi_theta / pi_old, unbiased for samples of pi_old (DeepSeek-V3.2, arXiv 2512.02556,
+    section 3.1, "Unbiased KL Estimate").
+
+    The gradient flows through both factors, which makes it ratio * d, k2's times the ratio. It is written so because
+    where k3 is at its bound, the ratio alone would push the wrong way.
+    """
+    ratio = ratio.detach()
+    return _straight_through(ratio * k3(log_probs, ref_log_probs), ratio * k2(log_probs, ref_log_probs))
+
+
 def _straight_through(value: Tensor, gradient: Tensor) -> Tensor:
     return value.detach() + (gradient - gradient.detach())
 

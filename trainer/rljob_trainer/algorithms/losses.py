@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rljob_trainer.algorithms.aggregation import LossCounts, aggregate
 from rljob_trainer.algorithms.correction import Correction, corrected_in_loss, interpolated_log_probs
-from rljob_trainer.algorithms.kl import kl_estimators
+from rljob_trainer.algorithms.kl import k3_weighted, kl_estimators
 from rljob_trainer.algorithms.policy_losses import (
     LOG_RATIO_BOUND,
     PolicyInputs,
@@ -79,6 +79,7 @@ def actor_loss(inputs: PolicyInputs, settings: ActorLossSettings, counts: LossCo
         return aggregate(settings.aggregation, stream, segments, mask, counts, **settings.aggregation_params)
 
     method = policy_losses[settings.policy_loss]
+    anchor = inputs.rollout_log_probs if method.needs_rollout_log_probs else inputs.old_log_probs
     policy = method(inputs, **settings.policy_loss_params)
     per_token = policy.per_token
     if inputs.weights is not None:
@@ -89,7 +90,7 @@ def actor_loss(inputs: PolicyInputs, settings: ActorLossSettings, counts: LossCo
     metrics["actor/policy_loss"] = loss.detach()
 
     if settings.kl_kind is not None:
-        kl = _kl_to_reference(inputs, settings.kl_kind)
+        kl = _kl_to_reference(replace(inputs, old_log_probs=anchor), settings.kl_kind)
         loss = loss + settings.kl_coefficient * aggregated(kl)
         metrics["kl/in_loss"] = masked_sum(kl, mask) / max(counts.tokens, 1)
 
@@ -100,7 +101,6 @@ def actor_loss(inputs: PolicyInputs, settings: ActorLossSettings, counts: LossCo
     elif settings.entropy_coefficient != 0.0:
         raise ValueError("entropy_coefficient is not 0, but the entropy of the tokens was not given")
     metrics["actor/loss"] = loss.detach()
-    anchor = inputs.rollout_log_probs if method.needs_rollout_log_probs else inputs.old_log_probs
     return Loss(_spoiling(loss), metrics, _ratio_extremes(inputs, anchor) if counts.tokens else {})
 
 
@@ -144,8 +144,10 @@ def _kl_to_reference(inputs: PolicyInputs, kind: str) -> Tensor:
         return inputs.vocabulary_kl
     if inputs.ref_log_probs is None:
         raise ValueError(f"a KL in the loss ({kind}) needs the reference's log-probs, which this batch lacks")
-    reference = torch.where(inputs.mask, inputs.ref_log_probs, 0)
-    return kl_estimators[kind](torch.where(inputs.mask, inputs.log_probs, 0), reference)
+    own, reference = (torch.where(inputs.mask, s, 0) for s in (inputs.log_probs, inputs.ref_log_probs))
+    if kind == "k3Weighted":
+        return k3_weighted(own, reference, inputs.cleaned().ratio)
+    return kl_estimators[kind](own, reference)
 
 
 def critic_loss(
