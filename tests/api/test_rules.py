@@ -413,6 +413,8 @@ CASES: list[tuple[str, str, str, str]] = [
      ALGORITHM % "policyLoss: {type: clipCov, covarianceLow: 5}", "spec.algorithm.policyLoss.covarianceLow"),
     ("sequence_losses_have_their_aggregation", ALGORITHM % "preset: gspo, aggregation: seqMeanTokenMean",
      ALGORITHM % "preset: gspo, aggregation: tokenMean", "spec.algorithm.aggregation"),
+    ("resampled_prompts_have_no_mean", ALGORITHM % "preset: ppo, aggregation: promptMean",
+     ALGORITHM % "preset: ppo, aggregation: promptMean, resampling: {kind: maxMin}", "spec.algorithm.aggregation"),
     ("scale_belongs_to_the_normed_sum", ALGORITHM % "preset: dr_grpo, aggregationScale: 100",
      ALGORITHM % "aggregationScale: 100", "spec.algorithm.aggregationScale"),
     ("controller_needs_a_coefficient", ALGORITHM % "kl: {inReward: {coefficient: 0.1, controller: {type: adaptive}}}",

@@ -273,6 +273,25 @@ def sequence_losses_have_their_aggregation(job: Job) -> Iterator[Violation]:
         )
 
 
+@rule(
+    cel=Cel(
+        ALGORITHM,
+        "!has(self.aggregation) || self.aggregation != 'promptMean' || !has(self.resampling)",
+        "resampling mixes the samples of prompts; use another",
+        ".aggregation",
+    )
+)
+def resampled_prompts_have_no_mean(job: Job) -> Iterator[Violation]:
+    """A drawn sample may stand in the place of another prompt's, and several times."""
+    algorithm = job.resolved.algorithm
+    if algorithm.aggregation == "promptMean" and algorithm.resampling is not None:
+        yield Violation(
+            "spec.algorithm.aggregation",
+            "promptMean needs whole prompts, whose samples resampling mixes",
+            "use tokenMean, or remove resampling",
+        )
+
+
 _NORMED = "seqMeanTokenSumNorm"
 
 

@@ -30,7 +30,9 @@ Preset = Literal[
     "opo",
     "gmpo",
 ]
-AggregationType = Literal["tokenMean", "tokenSum", "seqMeanTokenMean", "seqMeanTokenSum", "seqMeanTokenSumNorm"]
+AggregationType = Literal[
+    "tokenMean", "tokenSum", "promptMean", "seqMeanTokenMean", "seqMeanTokenSum", "seqMeanTokenSumNorm"
+]
 CorrectionPresetName = Literal[
     "disabled",
     "decoupled_token_is",
@@ -351,6 +353,7 @@ class Algorithm(SpecModel):
     aggregation: AggregationType | None = Field(
         default=None,
         description="How losses of tokens become one number. tokenMean: mean over all tokens of the mini-batch. "
+        "promptMean: over each prompt's, then over prompts. "
         "seqMeanTokenMean: over each sequence, then over sequences. seqMeanTokenSum: sum over each "
         "sequence, then mean. seqMeanTokenSumNorm: the same divided by aggregationScale.",
     )

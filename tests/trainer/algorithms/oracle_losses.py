@@ -165,12 +165,21 @@ def covariances(log_probs: Rows, advantages: Rows) -> Rows:
     ]
 
 
-def aggregate(rows: Rows, kind: str, scale: float = 1.0) -> float:
+def aggregate(rows: Rows, kind: str, scale: float = 1.0, groups: list[int] | None = None) -> float:
+    """``groups``: the prompt of each row, for promptMean (arXiv 2510.13786, section 4: the mean over prompts of
+    1 / sum_g |y_g| sum_i sum_t)."""
     tokens = sum(len(r) for r in rows)
     filled = [r for r in rows if r]
     if not tokens:
         return 0.0
     total = math.fsum(v for r in rows for v in r)
+    if kind == "promptMean":
+        assert groups is not None
+        prompts: dict[int, list[float]] = {}
+        for group, row in zip(groups, rows, strict=True):
+            prompts.setdefault(group, []).extend(row)
+        means = [math.fsum(p) / len(p) for p in prompts.values() if p]
+        return math.fsum(means) / len(means)
     return {
         "tokenMean": total / tokens,
         "tokenSum": total,

@@ -7,13 +7,13 @@ the same input.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from rljob_trainer.algorithms import Segments
+from rljob_trainer.algorithms import Segments, aggregations
 
 Rows = list[list[float]]
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -35,6 +35,12 @@ class Ragged:
     @property
     def segments(self) -> Segments:
         return Segments.from_lengths(self.lengths)
+
+    def segments_for(self, aggregation: str) -> Segments:
+        """With what a sequence counts for, where it is its part of the tokens of its prompt."""
+        if not aggregations[aggregation].over_prompts:
+            return self.segments
+        return replace(self.segments, shares=self.vector("prompt_share", torch.float64))
 
     @property
     def mask(self) -> torch.Tensor:
@@ -143,6 +149,9 @@ def make_batch(
     batch.scalars["scores"] = [0.1 if constant else v for v in _single(scores)]
     if constant:
         batch.scalars["scores"] = _single(np.full(count, 0.1))
+    own = [sum(row) for row in keep]
+    whole = [sum(n for n, other in zip(own, groups, strict=True) if other == g) for g in groups]
+    batch.scalars["prompt_share"] = [n / max(all_, 1) for n, all_ in zip(own, whole, strict=True)]
     batch.scalars["wins"] = _single(rng.integers(0, 2, count))
     batch.scalars["final_values"] = _single(rng.normal(0, 1, count))
     batch.scalars["truncated"] = _single(rng.integers(0, 2, count))

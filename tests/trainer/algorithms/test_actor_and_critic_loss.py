@@ -57,11 +57,10 @@ def inputs(batch: Ragged, dtype: torch.dtype, **more: Any) -> PolicyInputs:
 @pytest.mark.parametrize("kind", aggregations)
 @given(batch=batches())
 def test_aggregation(dtype: torch.dtype, kind: str, batch: Ragged) -> None:
-    counts = LossCounts.of(batch.mask, batch.segments)
-    result = aggregate(
-        kind, batch.stream("per_token", dtype), batch.segments, batch.mask, counts, **SCALED.get(kind, {})
-    )
-    near(f"aggregation {kind}", result, oracle.aggregate(batch.kept("per_token"), kind, 7.0))
+    segments = batch.segments_for(kind)
+    counts = LossCounts.of(batch.mask, segments)
+    result = aggregate(kind, batch.stream("per_token", dtype), segments, batch.mask, counts, **SCALED.get(kind, {}))
+    near(f"aggregation {kind}", result, oracle.aggregate(batch.kept("per_token"), kind, 7.0, batch.groups))
 
 
 @PRECISION
@@ -84,13 +83,14 @@ def test_the_actor_loss_is_the_sum_of_its_terms(dtype: torch.dtype, kind: str, b
         policy.append([x * y for x, y in zip(oracle.ppo(Sequence(lp, lp, old, adv), 0.2, 0.28, 3.0), w, strict=True)])
         kl.append([oracle.kl("k3", x, y) for x, y in zip(lp, ref, strict=True)])
     expected = (
-        oracle.aggregate(policy, kind, 7.0)
-        + 0.05 * oracle.aggregate(kl, kind, 7.0)
-        - 0.01 * oracle.aggregate(kept[5], kind, 7.0)
+        oracle.aggregate(policy, kind, 7.0, batch.groups)
+        + 0.05 * oracle.aggregate(kl, kind, 7.0, batch.groups)
+        - 0.01 * oracle.aggregate(kept[5], kind, 7.0, batch.groups)
     )
-    result = actor_loss(inputs(batch, dtype), chosen, LossCounts.of(batch.mask, batch.segments))
+    segments = batch.segments_for(kind)
+    result = actor_loss(inputs(batch, dtype, segments=segments), chosen, LossCounts.of(batch.mask, segments))
     near("actor loss", result.loss, expected)
-    near("actor loss (policy)", result.metrics["actor/policy_loss"], oracle.aggregate(policy, kind, 7.0))
+    near("actor loss (policy)", result.metrics["actor/policy_loss"], oracle.aggregate(policy, kind, 7.0, batch.groups))
     near("actor loss (entropy)", result.metrics["actor/entropy"], oracle.aggregate(kept[5], "tokenMean"))
     near("actor loss (kl)", result.metrics["kl/in_loss"], oracle.aggregate(kl, "tokenMean"))
     assert not any(value.requires_grad for value in result.metrics.values())
@@ -166,7 +166,7 @@ def parts_of(batch: Ragged, pieces: int) -> list[Ragged]:
 
 def of_part(batch: Ragged, settings_: LossSettings, counts: LossCounts, weight: torch.Tensor) -> Loss:
     """The loss of a part under a "model" with one parameter that scales every log-prob."""
-    given_ = inputs(batch, torch.float64)
+    given_ = inputs(batch, torch.float64, segments=batch.segments_for(settings_.aggregation))
     if settings_.policy_loss in ("clipCov", "klCov"):
         given_ = replace(given_, selection=batch.stream("advantages", torch.float64) > 0.5)
     finite = torch.where(batch.mask, given_.log_probs, 0)  # the chain rule of the model itself must not see NaN
@@ -184,7 +184,7 @@ def test_micro_batches_and_ranks_add_up_to_the_mini_batch(name: str, kind: str) 
         parts = parts_of(batch, pieces)
         counts = LossCounts(0, 0)
         for part in parts:
-            counts += LossCounts.of(part.mask, part.segments)
+            counts += LossCounts.of(part.mask, part.segments_for(kind))
         weight = torch.ones((), dtype=torch.float64, requires_grad=True)
         metrics: dict[str, float] = {}
         for part in parts:
@@ -410,6 +410,8 @@ def test_what_a_loss_needs_and_does_not_get_is_named() -> None:
         actor_loss(inputs(batch, torch.float32), LossSettings("ppoClip", {"dual_clip": 0.5}), counts)
     with pytest.raises(ValueError, match="needs the setting 'scale'"):
         actor_loss(inputs(batch, torch.float32), LossSettings(aggregation="seqMeanTokenSumNorm"), counts)
+    with pytest.raises(ValueError, match="promptMean needs the shares"):
+        actor_loss(inputs(batch, torch.float32), LossSettings(aggregation="promptMean"), counts)
     with pytest.raises(ValueError, match="scale must be above 0"):
         actor_loss(
             inputs(batch, torch.float32), LossSettings("ppoClip", {}, "seqMeanTokenSumNorm", {"scale": 0.0}), counts

@@ -157,7 +157,7 @@ def test_what_is_masked_cannot_matter(ranks: Any, make_batch: Callable[..., Sequ
     assert distance(other, whole) == 0.0
 
 
-@pytest.mark.slow(stands_for=["[clipCov]", "[full KL]"])
+@pytest.mark.slow(stands_for=["[clipCov]", "[full KL]", "[promptMean]"])
 @pytest.mark.parametrize(
     "loss",
     [
@@ -166,14 +166,19 @@ def test_what_is_masked_cannot_matter(ranks: Any, make_batch: Callable[..., Sequ
         LossSettings(policy_loss="bypassReinforce", policy_loss_params={"level": "sequence", "normalize": True}),
         LossSettings(kl_kind="full", kl_coefficient=0.5, temperature=0.7),
         LossSettings(policy_loss="gspo", aggregation="seqMeanTokenMean"),
+        LossSettings(aggregation="promptMean", kl_kind="k3Weighted", kl_coefficient=0.1),
     ],
-    ids=["clipCov", "klCov", "normalised bypass weights", "full KL", "gspo"],
+    ids=["clipCov", "klCov", "normalised bypass weights", "full KL", "gspo", "promptMean"],
 )
 def test_losses_that_look_beyond_a_micro_batch(
     loss: LossSettings, ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path
 ) -> None:
-    """Selections over the whole mini-batch, ratios of whole sequences, the exact KL to a reference."""
+    """Selections over the whole mini-batch, ratios of whole sequences, the exact KL to a reference, prompts."""
     batch = make_batch()
+    if loss.aggregation == "promptMean":
+        own = [part.sum() for part in np.split(batch.mask, np.cumsum(batch.response_lengths)[:-1])]
+        of_prompt = np.repeat(np.add.reduceat(own, np.arange(0, len(own), 4)), 4)
+        batch = replace(batch, shares=np.repeat(own / of_prompt, batch.response_lengths).astype(np.float32))
     settings = settings_for(tied_folder, reference=True, critic=None, actor=OptimizerSettings(learning_rate=0.01))
     whole, metrics = ranks.run(1, moved_gradient, settings, batch, loss)[0]
     if loss.kl_kind == "full":

@@ -100,7 +100,7 @@ async def test_a_group_s_mean_and_deviation_count_each_episode_once(folder: Path
     assert metrics["reward/mean"] == pytest.approx(np.mean(SCORES))
 
 
-@pytest.mark.parametrize("aggregation", ["tokenMean", "seqMeanTokenMean", "seqMeanTokenSum"])
+@pytest.mark.parametrize("aggregation", ["tokenMean", "promptMean", "seqMeanTokenMean", "seqMeanTokenSum"])
 async def test_losses_count_tokens_and_means_over_sequences_count_episodes(folder: Path, aggregation: str) -> None:
     """With one optimizer step a mini-batch's ratio is 1 everywhere: a token's loss is its advantage, negative."""
     groups = branching()
@@ -109,12 +109,14 @@ async def test_losses_count_tokens_and_means_over_sequences_count_episodes(folde
     batch, _, mini_batches, *_ = learner.updates[0]
     assert len(mini_batches) == 1
     assert batch.advantages is not None
-    tokens, per_episode = [], {}
+    tokens, per_episode, per_prompt = [], {}, {}
     for episode, leaf, advantages in by_leaf(groups, batch.advantages.astype(np.float64)):
         tokens += (-advantages[leaf.tokens.mask]).tolist()
         per_episode.setdefault(episode.id, []).append(-advantages[leaf.tokens.mask])
+        per_prompt.setdefault(episode.id.ordinal, []).extend(-advantages[leaf.tokens.mask])
     expected = {
         "tokenMean": np.mean(tokens),
+        "promptMean": np.mean([np.mean(made) for made in per_prompt.values()]),
         "seqMeanTokenMean": np.mean([np.mean([leaf.mean() for leaf in leaves]) for leaves in per_episode.values()]),
         "seqMeanTokenSum": np.mean([sum(leaf.sum() for leaf in leaves) for leaves in per_episode.values()]),
     }[aggregation]
@@ -163,6 +165,27 @@ def test_shares_are_the_same_however_the_batch_is_cut() -> None:
     for ranks in (1, 2, 3):
         work = cut_for(batch.sequences, [everything], ranks=ranks, token_budget=16)
         assert {share.counts[0] for share in work.shares} == {LossCounts(int(batch.sequences.mask.sum()), 12.0)}
+
+
+def test_a_prompt_s_tokens_that_are_trained_on_share_it_alike() -> None:
+    """However many episodes and leaves they are in; a prompt of which nothing is trained on counts nowhere."""
+    groups = branching()
+    groups[0].episodes[1].leaves[2].tokens.mask[:] = False
+    for episode in groups[2].episodes:
+        for leaf in episode.leaves:
+            leaf.tokens.mask[:] = False
+    batch = layout(groups)
+    shares = batch.shares(of_prompts=True)
+    assert shares is not None
+    for group in groups[:2]:
+        made = sum(int(leaf.tokens.mask.sum()) for episode in group.episodes for leaf in episode.leaves)
+        for episode, leaf, found in by_leaf(groups, shares):
+            if episode in group.episodes:
+                np.testing.assert_allclose(found, leaf.tokens.mask.sum() / made, rtol=1e-6)
+    batch = batch.of(replace(batch.sequences, shares=shares))
+    for ranks in (1, 2, 3):
+        work = cut_for(batch.sequences, [range(len(batch.episode_of))], ranks=ranks, token_budget=16)
+        assert [share.counts[0].sequences for share in work.shares] == pytest.approx([2.0] * ranks)
 
 
 def test_without_branches_nothing_is_weighed() -> None:

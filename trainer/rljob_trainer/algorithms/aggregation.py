@@ -25,7 +25,7 @@ class LossCounts:
     tokens: int
     """Masked tokens."""
     sequences: float
-    """Sequences with at least one masked token, each for its share of an episode."""
+    """Sequences with at least one masked token, each for its share of an episode; of a prompt (promptMean)."""
 
     @staticmethod
     def of(mask: Tensor, segments: Segments) -> LossCounts:
@@ -42,18 +42,21 @@ class LossCounts:
 class Aggregation(Method[Tensor]):
     """Makes one number of a stream; see `aggregate`."""
 
+    over_prompts: bool = False
+    """``Segments.shares`` are to be shares of a prompt's tokens, not of an episode."""
+
 
 aggregations: Registry[Aggregation] = Registry("aggregation")
 
 
-def aggregation(name: str) -> Callable[[Callable[..., Tensor]], Aggregation]:
+def aggregation(name: str, *, over_prompts: bool = False) -> Callable[[Callable[..., Tensor]], Aggregation]:
     """Registers an aggregation: ``(per_token [tokens], segments, mask, counts, *, settings) -> []``.
 
     ``per_token`` arrives with 0 where the mask is False.
     """
 
     def register(function: Callable[..., Tensor]) -> Aggregation:
-        return aggregations.add(Aggregation(name, function))
+        return aggregations.add(Aggregation(name, function, over_prompts))
 
     return register
 
@@ -81,6 +84,17 @@ def token_sum(per_token: Tensor, segments: Segments, mask: Tensor, counts: LossC
 def seq_mean_token_mean(per_token: Tensor, segments: Segments, mask: Tensor, counts: LossCounts) -> Tensor:
     """Every sequence weighs the same, or its share of an episode (GRPO, arXiv 2402.03300, eq. 3)."""
     return (segments.mean(per_token, mask) * segments.weights).sum() / (counts.sequences or 1)
+
+
+@aggregation("promptMean", over_prompts=True)
+def prompt_mean(per_token: Tensor, segments: Segments, mask: Tensor, counts: LossCounts) -> Tensor:
+    """Every prompt weighs the same, and so do the tokens of all its responses (ScaleRL, arXiv 2510.13786, section 4).
+
+    A sequence's share is its part of the masked tokens of its prompt, so that those of a prompt add up to 1.
+    """
+    if segments.shares is None:
+        raise ValueError("promptMean needs the shares of the sequences, which only the whole mini-batch tells")
+    return seq_mean_token_mean(per_token, segments, mask, counts)
 
 
 @aggregation("seqMeanTokenSum")

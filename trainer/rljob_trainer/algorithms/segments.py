@@ -106,7 +106,8 @@ class Segments:
     tokens: int
     longest: int
     shares: Tensor | None = None
-    """``[S]`` what part of its episode each sequence is; None: the whole, each of them."""
+    """``[S]`` what part of its episode (promptMean: of its prompt's tokens) each sequence is; None: the whole, each of
+    them."""
 
     @staticmethod
     def from_lengths(lengths: Sequence[int] | Tensor, device: torch.device | str | None = None) -> Segments:

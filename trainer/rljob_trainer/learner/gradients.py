@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -159,7 +159,7 @@ def loss_scale(loss: LossSettings, counts: LossCounts, dtype: torch.dtype) -> fl
     if dtype != torch.float16 or not counts.tokens:
         return 1.0
     ones = torch.ones(max(1, round(counts.tokens / counts.sequences)))  # a sequence of the mean length
-    segments = Segments.from_lengths([len(ones)])
+    segments = replace(Segments.from_lengths([len(ones)]), shares=torch.ones(1))
     total = aggregate(loss.aggregation, ones, segments, ones.bool(), counts, **loss.aggregation_params)
     return 2.0 ** round(math.log2(TOKEN_WEIGHT * len(ones) / float(total)))
 

@@ -66,15 +66,20 @@ class TrainingBatch:
         """The episode that a sequence is a leaf of."""
         return self.episodes[int(self.episode_of[sequence])]
 
-    def shares(self) -> FloatArray | None:
+    def shares(self, *, of_prompts: bool = False) -> FloatArray | None:
         """``[tokens]`` what part of its episode each token's sequence is: one over the leaves of the episode that are
-        trained on. None where every episode has one."""
-        if len(self.episodes) == len(self.episode_of):
+        trained on. None where every episode has one.
+
+        ``of_prompts``: what part of the tokens of its group that are trained on are the sequence's own.
+        """
+        if not of_prompts and len(self.episodes) == len(self.episode_of):
             return None
         running = np.concatenate([[0], np.cumsum(self.sequences.mask)])
-        trained = running[self.offsets[1:]] > running[self.offsets[:-1]]
-        leaves = np.bincount(self.episode_of, weights=trained, minlength=len(self))
-        return np.repeat(1 / np.maximum(leaves, 1)[self.episode_of], np.diff(self.offsets)).astype(np.float32)
+        own = running[self.offsets[1:]] - running[self.offsets[:-1]]
+        whole = self.groups[self.episode_of] if of_prompts else self.episode_of
+        part = own if of_prompts else own > 0
+        shares = part / np.maximum(np.bincount(whole, weights=part), 1)[whole]
+        return np.repeat(shares, np.diff(self.offsets)).astype(np.float32)
 
 
 def layout(groups: Sequence[Group]) -> TrainingBatch:

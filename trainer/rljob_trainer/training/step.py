@@ -29,6 +29,7 @@ from rljob_trainer.algorithms import (
     UnfitRewardError,
     advantage_estimators,
     advantages,
+    aggregations,
     clipped_scores,
     correct,
     earned_at_turns,
@@ -454,7 +455,7 @@ class TrainingStep:
             ref_log_probs=scored.ref_log_probs,
             old_log_probs=old,
             rollout_share=share,
-            shares=narrowed.shares(),
+            shares=narrowed.shares(of_prompts=aggregations[self.algorithm.aggregation].over_prompts),
         )
         return batch.of(complete)
 
