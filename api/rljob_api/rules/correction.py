@@ -139,6 +139,17 @@ def weight_cap_is_at_least_one(job: Job) -> Iterator[Violation]:
         )
 
 
+@rule(cel=Cel(WEIGHTS, "!self.clamp || has(self.low)", "needs low; set it", ".clamp"))
+def clamped_weights_have_a_lower_bound(job: Job) -> Iterator[Violation]:
+    weights = job.spec.algorithm.rollout_correction.weights
+    if weights and weights.clamp and weights.low is None:
+        yield Violation(
+            "spec.algorithm.rolloutCorrection.weights.clamp",
+            "has no meaning without low: larger weights are cut to high anyway",
+            "set low, or remove it",
+        )
+
+
 @rule(
     cel=[
         Cel(

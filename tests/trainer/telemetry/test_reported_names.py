@@ -12,6 +12,7 @@ import torch
 import rljob_trainer
 from rljob_api.correction_presets import CORRECTION_PRESETS
 from rljob_api.resolved import ResolvedRolloutCorrection
+from rljob_api.spec.algorithm import RejectionSpec
 from rljob_trainer.algorithms import (
     LossCounts,
     PolicyInputs,
@@ -116,6 +117,10 @@ def test_what_every_correction_reports_is_listed(name: str, inputs: PolicyInputs
     )
     metrics = correct(*streams, correction_settings(given)).metrics
     assert "rollout_correction/kl" in metrics
+    check_all(metrics)
+    by_divergence = tuple(RejectionSpec(statistic=statistic, high=0.1) for statistic in ("tv", "binaryKl"))
+    metrics = correct(*streams, correction_settings(given.model_copy(update={"rejection": by_divergence}))).metrics
+    assert {f"rollout_correction/rejection/token_{rule}/mean" for rule in ("tv", "binary_kl")} <= metrics.keys()
     check_all(metrics)
     check_all(agreement_metrics(*streams[:3]))
     for family in ("mismatch", "drift"):

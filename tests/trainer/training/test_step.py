@@ -267,6 +267,21 @@ BYPASS_PRESETS: list[tuple[str, dict[str, Any], str]] = [  # the name, its weigh
 ]
 
 
+async def test_decoupled_weights_are_clamped_where_the_job_says_so(folder: Path) -> None:
+    """The engine's log-probs are far off, so that nearly every weight is beyond one of two close bounds."""
+    given = {"mode": "decoupled", "weights": {"low": 0.99, "high": 1.01, "clamp": True}}
+    step, learner = step_of(spec_of(rolloutCorrection=given), folder)
+    groups = groups_of(SCORES)
+    for leaf in groups[0].leaves:
+        leaf.tokens.log_probs[:] = np.linspace(-9.0, -0.1, len(leaf.tokens))
+    metrics = (await step.run(groups, number=1, version=0)).metrics
+    batch = learner.updates[0][0]
+    assert {0.99, 1.01} <= {round(float(weight), 6) for weight in batch.weights}
+    assert batch.weights.min() == pytest.approx(0.99)
+    assert batch.weights.max() == pytest.approx(1.01)
+    assert "rollout_correction/weight/zeroed_ratio" not in metrics
+
+
 @pytest.mark.parametrize(("preset", "weights", "rejection"), BYPASS_PRESETS)
 async def test_a_bypass_preset_corrects_in_its_loss(
     folder: Path, preset: str, weights: dict[str, Any], rejection: str
