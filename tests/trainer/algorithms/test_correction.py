@@ -157,6 +157,13 @@ def test_a_small_probability_may_be_off_by_any_factor_and_a_large_one_may_not() 
         assert correct(old, rollout, mask, segments, Correction(rejection=(rule,))).mask.tolist() == [True, False]
 
 
+def test_a_token_that_is_impossible_for_the_trainer_diverges() -> None:
+    old, rollout = torch.tensor([0.0, 0.5]).log(), torch.tensor([0.7, 0.5]).log()
+    mask, segments = torch.ones(2, dtype=torch.bool), Segments.from_lengths([2])
+    for rule in (Rejection("tv", high=0.1), Rejection("binaryKl", high=0.05)):
+        assert correct(old, rollout, mask, segments, Correction(rejection=(rule,))).mask.tolist() == [False, True]
+
+
 def test_several_rules_apply_together() -> None:
     batch = make_batch([4, 4], [6] * 8, 0.2, seed=9)
     first, second = Rejection("k1", "token", high=1.3), Rejection("k3", "sequenceMean", high=0.06)

@@ -20,6 +20,8 @@ from torch import Tensor
 from rljob_trainer.algorithms.segments import Segments
 
 LOG_RATIO_BOUND = 20.0
+LOG_PROB_BOUND = 1e4
+"""A probability of 0 has a log-prob of minus this, so that differences of two stay numbers."""
 Statistic = Literal["k1", "k2", "k3", "tv", "binaryKl"]
 Over = Literal["token", "sequenceSum", "sequenceMean", "sequenceMax"]
 _STATISTIC_NAMES = {"k1": "k1", "k2": "k2", "k3": "k3", "tv": "tv", "binaryKl": "binary_kl"}
@@ -95,16 +97,16 @@ def binary_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
     Log-probs that rounding has put above 0 count as 0.
     """
-    log_p, log_q = log_p.clamp(max=0), log_q.clamp(max=0)
+    log_p, log_q = log_p.clamp(-LOG_PROB_BOUND, 0), log_q.clamp(-LOG_PROB_BOUND, 0)
     rest_p, rest_q = -torch.expm1(log_p), -torch.expm1(log_q)
     return log_p.exp() * (log_p - log_q) + rest_p * torch.log((rest_p + 1e-8) / (rest_q + 1e-8))
 
 
 def _statistic(statistic: Statistic, log_ratio: Tensor, old_log_probs: Tensor) -> Tensor:
-    if statistic == "tv":
-        return (old_log_probs.exp() - (old_log_probs - log_ratio).exp()).abs()
-    if statistic == "binaryKl":
-        return binary_kl(old_log_probs - log_ratio, old_log_probs)
+    if statistic in ("tv", "binaryKl"):
+        old = old_log_probs.clamp(min=-LOG_PROB_BOUND)
+        rollout = old - log_ratio.clamp(-LOG_PROB_BOUND, LOG_PROB_BOUND)
+        return (old.exp() - rollout.exp()).abs() if statistic == "tv" else binary_kl(rollout, old)
     clamped = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     if statistic == "k2":
         return 0.5 * clamped.square()
