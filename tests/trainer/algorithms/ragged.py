@@ -36,11 +36,11 @@ class Ragged:
     def segments(self) -> Segments:
         return Segments.from_lengths(self.lengths)
 
-    def segments_for(self, aggregation: str) -> Segments:
+    def segments_for(self, aggregation: str, dtype: torch.dtype) -> Segments:
         """With what a sequence counts for, where it is its part of the tokens of its prompt."""
         if not aggregations[aggregation].over_prompts:
             return self.segments
-        return replace(self.segments, shares=self.vector("prompt_share", torch.float64))
+        return replace(self.segments, shares=self.vector("prompt_share", dtype))
 
     @property
     def mask(self) -> torch.Tensor:

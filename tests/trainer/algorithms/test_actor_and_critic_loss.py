@@ -57,7 +57,7 @@ def inputs(batch: Ragged, dtype: torch.dtype, **more: Any) -> PolicyInputs:
 @pytest.mark.parametrize("kind", aggregations)
 @given(batch=batches())
 def test_aggregation(dtype: torch.dtype, kind: str, batch: Ragged) -> None:
-    segments = batch.segments_for(kind)
+    segments = batch.segments_for(kind, dtype)
     counts = LossCounts.of(batch.mask, segments)
     result = aggregate(kind, batch.stream("per_token", dtype), segments, batch.mask, counts, **SCALED.get(kind, {}))
     near(f"aggregation {kind}", result, oracle.aggregate(batch.kept("per_token"), kind, 7.0, batch.groups))
@@ -87,7 +87,7 @@ def test_the_actor_loss_is_the_sum_of_its_terms(dtype: torch.dtype, kind: str, b
         + 0.05 * oracle.aggregate(kl, kind, 7.0, batch.groups)
         - 0.01 * oracle.aggregate(kept[5], kind, 7.0, batch.groups)
     )
-    segments = batch.segments_for(kind)
+    segments = batch.segments_for(kind, dtype)
     result = actor_loss(inputs(batch, dtype, segments=segments), chosen, LossCounts.of(batch.mask, segments))
     near("actor loss", result.loss, expected)
     near("actor loss (policy)", result.metrics["actor/policy_loss"], oracle.aggregate(policy, kind, 7.0, batch.groups))
@@ -166,7 +166,7 @@ def parts_of(batch: Ragged, pieces: int) -> list[Ragged]:
 
 def of_part(batch: Ragged, settings_: LossSettings, counts: LossCounts, weight: torch.Tensor) -> Loss:
     """The loss of a part under a "model" with one parameter that scales every log-prob."""
-    given_ = inputs(batch, torch.float64, segments=batch.segments_for(settings_.aggregation))
+    given_ = inputs(batch, torch.float64, segments=batch.segments_for(settings_.aggregation, torch.float64))
     if settings_.policy_loss in ("clipCov", "klCov"):
         given_ = replace(given_, selection=batch.stream("advantages", torch.float64) > 0.5)
     finite = torch.where(batch.mask, given_.log_probs, 0)  # the chain rule of the model itself must not see NaN
@@ -184,7 +184,7 @@ def test_micro_batches_and_ranks_add_up_to_the_mini_batch(name: str, kind: str) 
         parts = parts_of(batch, pieces)
         counts = LossCounts(0, 0)
         for part in parts:
-            counts += LossCounts.of(part.mask, part.segments_for(kind))
+            counts += LossCounts.of(part.mask, part.segments_for(kind, torch.float64))
         weight = torch.ones((), dtype=torch.float64, requires_grad=True)
         metrics: dict[str, float] = {}
         for part in parts:

@@ -95,11 +95,11 @@ class Verdict:
 def binary_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """KL(p, q) of "this token" against "any other": p log(p / q) + (1 - p) log((1 - p) / (1 - q)).
 
-    Log-probs that rounding has put above 0 count as 0.
+    Log-probs that rounding has put above 0 count as 0, and 1 - p and 1 - q as 1e-8 or more in the logarithm.
     """
     log_p, log_q = log_p.clamp(-LOG_PROB_BOUND, 0), log_q.clamp(-LOG_PROB_BOUND, 0)
     rest_p, rest_q = -torch.expm1(log_p), -torch.expm1(log_q)
-    return log_p.exp() * (log_p - log_q) + rest_p * torch.log((rest_p + 1e-8) / (rest_q + 1e-8))
+    return log_p.exp() * (log_p - log_q) + rest_p * torch.log(rest_p.clamp(min=1e-8) / rest_q.clamp(min=1e-8))
 
 
 def _statistic(statistic: Statistic, log_ratio: Tensor, old_log_probs: Tensor) -> Tensor:
