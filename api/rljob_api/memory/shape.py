@@ -17,8 +17,8 @@ MIXTURES = ("qwen3_moe",)
 """Families whose feed-forward part is a mixture of experts, in every layer."""
 FAMILIES = (*CPU_FAMILIES, *GEMMA, *MIXTURES)
 """The ``model_type`` values whose parameters are known one by one."""
-_SPECIAL_TOKENS = 4
-"""Beside the characters of a random model's tokenizer: padding, begin, end, and what stands for unknown ones."""
+_SPECIAL_TOKENS = 1
+"""Beside the characters of a random model's tokenizer: the end of text."""
 
 TensorShape = tuple[int, ...]
 """The shape of a parameter."""

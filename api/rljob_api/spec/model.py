@@ -18,7 +18,7 @@ class RandomTokenizer(SpecModel):
 
     characters: Annotated[str, Field(min_length=2, max_length=1024)] | None = Field(
         default=None,
-        description="One token for each of these characters, plus padding and end-of-text. For generated tasks.",
+        description="One token for each of these characters, and one for the end of text. For generated tasks.",
     )
     source: Location | None = Field(default=None, description="Path or hub id of an existing tokenizer.")
 

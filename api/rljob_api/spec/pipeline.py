@@ -108,6 +108,7 @@ class Stop(SpecModel):
         default=None,
         ge=-1000000,
         le=1000000,
-        description="When the mean validation score (without validation: a step's mean training reward) reaches it.",
+        description="When validation/mean reaches it: the share of correct answers where the reward says what is "
+        "correct, else the mean score. Without validation: when a step's mean training reward does.",
     )
     seconds: int | None = Field(default=None, ge=1, le=315360000, description="After this much time of training.")

@@ -541,7 +541,7 @@ def test_a_chat_template_that_refuses_a_row(edited: Edit, folder: Path) -> None:
     one(file, "spec.data.train.source", "line 1: the chat template cannot render the prompt (one turn)")
 
 
-@pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}?", "{{ messages[0].content }}<unk>"])
+@pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}?", "{{ messages[0].content }}</s>"])
 def test_prompts_are_held_against_the_characters_as_the_chat_template_writes_them(
     edited: Edit, folder: Path, template: str
 ) -> None:

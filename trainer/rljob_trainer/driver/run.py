@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import tempfile
 import time
 from contextlib import AsyncExitStack
@@ -112,6 +113,12 @@ class RunOptions:
         without = "" if self.resume == "auto" else " without --resume"
         return f"the same command{without} continues the run"
 
+    def to_export(self, place: str) -> str:
+        """The command that exports what a finished run has trained; empty: its place is of the cluster's alone."""
+        if not self.keeps_state or self.storage is not None:
+            return ""
+        return f"export the model: rljob export {shlex.quote(place)} --to DIR"
+
     def shown(self, place: str) -> str:
         """A place as the job file would name it, where that means more to a user than a path in a pod."""
         return place if self.storage is None else cluster.location(place, str(self.storage))
@@ -147,11 +154,12 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
                 raise
             kind: EndKind = "failed" if ending.status == "stopped" else ending.status
             onwards = options.onwards if ending.status == "stopped" else ""
+            next_command = options.to_export(state.place) if ending.status == "succeeded" else onwards
             controls.standing.ended(kind, ending.reason, ending.exit_code, told=ending.told, onwards=onwards)
             outcome: Outcome = "succeeded" if ending.status == "succeeded" else "interrupted"
             await asyncio.to_thread(record.write, outcome, ending.reason)
-            report = options.shown(f"{state.place}/{run_folder.REPORT}")
-            view.message(f"{ending.told}: {ending.reason}; report: {report}" + (f"; {onwards}" if onwards else ""))
+            report = f"report: {options.shown(f'{state.place}/{run_folder.REPORT}')}"
+            view.message("; ".join(filter(None, (f"{ending.told}: {ending.reason}", report, next_command))))
             # With that last line of the log.
             await _keep_quietly(state, _KEEP_SECONDS if outcome == "succeeded" else _STOPPED_KEEP_SECONDS)
         return ending

@@ -1,7 +1,7 @@
 """The output folder of one run: who may write into it, what an earlier run left there, and where things are.
 
     DIR/job.yaml  metrics.jsonl  summary.json  report.html  timeline.json
-    DIR/samples/  tensorboard/  checkpoints/  model/  logs/
+    DIR/samples/  tensorboard/  checkpoints/  start/  logs/
 
 ``samples/step-000000.jsonl`` is what the model generated before it was trained: for held-out prompts if the job
 validates it, else in the first batch. The last step's are there too, whatever ``logging.samplesEvery``
@@ -25,7 +25,8 @@ from rljob_trainer.errors import OutputError
 from rljob_trainer.record import fence
 from rljob_trainer.telemetry import run_folder
 
-MODEL = "model"
+START = "start"
+"""The Hugging Face folder that the run starts from. What it has trained is in its checkpoints."""
 _LOCK = ".lock"
 _LOGS = "logs"
 _EARLIER = re.compile(r"earlier-([0-9]+)")
@@ -92,7 +93,7 @@ class OutputFolder:
     @property
     def model(self) -> Path:
         """The Hugging Face folder the run starts from."""
-        return self.path / MODEL
+        return self.path / START
 
     def point_to_model(self, path: Path) -> None:
         """Makes ``model`` lead to a folder that lies elsewhere, so that the output folder can be used on its own."""
