@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from virtual_engine import VirtualEngine
 
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.episodes.group import Scoring
@@ -12,7 +13,6 @@ from rljob_trainer.episodes.requests import SamplingSettings
 from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.simulation.clock import run_virtual
-from virtual_engine import VirtualEngine
 from rljob_trainer.validation.validator import HeldOut, HeldOutScores, Validator
 
 
