@@ -82,7 +82,7 @@ def load_jobs(path_or_text: str | Path, assignments: Sequence[str] = (), overlay
 
 
 def read_overlay(path: Path) -> dict[str, Any]:
-    """What a file lays over a job: one map with any part of a job in it.
+    """What a file lays over a job: one map with any part of a job in it, but not a whole one.
 
     Raises ``JobInvalid`` when it is none, and ``OSError`` when it cannot be read.
     """
@@ -98,6 +98,14 @@ def read_overlay(path: Path) -> dict[str, Any]:
             if len(documents) != 1
             else "an overlay is a map",
             "write the fields that differ, for example spec: {batch: {groups: 64}}",
+        )
+        raise JobInvalid([violation])
+    if "kind" in documents[0].data:
+        # A shell's jobs/*.yaml would lay each over the one before.
+        violation = Violation(
+            f"{path}, line {documents[0].line_of(('kind',))}",
+            "is an object of its own, and every file after the first is laid over the job in that",
+            "give each job to a call of its own, or leave apiVersion and kind out of an overlay",
         )
         raise JobInvalid([violation])
     return documents[0].data

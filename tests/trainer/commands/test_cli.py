@@ -194,7 +194,7 @@ def test_without_the_trainer_job_files_are_validated_by_themselves(tmp_path: Pat
     assert (valid, first) == (f"{job}: valid by itself", "> validate 0")
     assert wrong.startswith("spec.batch.groups: ")
     assert second == "> validate 64"
-    assert ran.stderr.count("what job files name was not looked at: that needs the module ") == 2
+    assert ran.stderr.count("what the job file names was not looked at: that needs the module ") == 2
 
 
 def test_extras_bring_what_they_are_said_to_bring() -> None:
