@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.token_file is not None and args.status_port is None:
         raise JobFileError("--token-file: nothing is served without --status-port")
     job, base = _job(args)
+    print(f"{job.metadata.name}: valid; loading PyTorch and Ray", flush=True)  # which takes seconds
     import asyncio
 
     from rljob_trainer.control.http import Listening, read_token
