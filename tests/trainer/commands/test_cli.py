@@ -175,7 +175,7 @@ def test_every_command_says_something_before_it_imports_what_takes_seconds(tmp_p
     first = {
         "explain reward.functions.type": "KIND:     RLJob",
         "validate job.yaml": "job.yaml: valid",
-        "render job.yaml": "apiVersion: v1",
+        "render job.yaml --set checkpoint.uri=pvc://results/runs": "apiVersion: v1",
         "status run": "rljob status: run/status.json cannot be read",
         "plan job.yaml --generation 1 --training 1 --steps 4": "responses: exponential",
         "plan job.yaml --memory --gpu-memory 80Gi": "the random model: ",

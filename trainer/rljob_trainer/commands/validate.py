@@ -9,6 +9,7 @@ value of the wrong type is not (a mistake in one item of a list hides the other 
 the first 4096 rows and the last are looked at, of smaller ones all. Lengths are held against the context of random
 models, local folders and hub ids in this machine's Hugging Face cache; for other models the run does that before it
 starts anything.
+A job file says nothing of where it is run: --cluster is for one that will be applied to a cluster.
 Several files are one job and its overlays, as for rljob run; several jobs are checked by several calls, or stand in one
 file, with --- between them.
 """
@@ -23,6 +24,7 @@ from rljob_api import Checked, JobInvalid, Readable, Violation, check_text, read
 from rljob_api.loading import read_text
 from rljob_api.memory import ModelShape
 from rljob_api.notes import notes
+from rljob_api.on_cluster import cluster_notes, refused
 from rljob_api.resolved import ResolvedJob
 from rljob_api.yaml_reading import MAX_CHARACTERS
 from rljob_trainer.errors import JobFileError
@@ -37,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", help="check with this change; may be repeated"
     )
+    parser.add_argument(
+        "--cluster", action="store_true", help="say too what the operator refuses, and what cannot work in pods"
+    )
     parser.add_argument("--quiet", "-q", action="store_true", help="print nothing about a valid job")
 
 
@@ -44,16 +49,17 @@ def run(args: argparse.Namespace) -> int:
     lacking: list[ModuleNotFoundError] = []
     outcomes = list[Checked]()
     found = _violations(args.file, args.set, args.schema_only, args.overlays, lacking, outcomes)
+    jobs = [resolve(outcome.job) for outcome in outcomes if outcome.job is not None]
+    if args.cluster:
+        found += [(None, violation) for job in jobs for violation in refused(job)]
     for place, violation in found:
         print(f"{place}: " if len(outcomes) > 1 and place else "", violation, sep="")
     if not found and not args.quiet:
         print(f"{' + '.join([args.file, *args.overlays])}: valid{' by itself' if lacking else ''}")
-        for outcome in outcomes:
-            if outcome.job is not None:
-                job = resolve(outcome.job)
-                shape = None if args.schema_only or lacking else _shape(job, args.file)
-                for note in notes(job, shape):
-                    print(f"note: {note}")
+        for job in jobs:
+            shape = None if args.schema_only or lacking else _shape(job, args.file)
+            for note in [*notes(job, shape), *(cluster_notes(job) if args.cluster else ())]:
+                print(f"note: {note}")
     if lacking:
         print(
             f"rljob validate: what the job file names was not looked at: that needs the module {lacking[0].name}, "
