@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from rljob_api import schema
 from rljob_api.schema import Node
+from rljob_api.spec.base import IN_MODULE
 from rljob_api.violations import Violation, path_of
 
 Location = tuple[str | int, ...]
@@ -24,12 +25,21 @@ def violations_of(error: ValidationError) -> list[Violation]:
     """Every error of a validation as a violation, in the order of the document."""
     details = error.errors(include_url=False)
     places = [tuple(entry["loc"]) for entry in details]
-    # pydantic counts only the good items of a list: "too short" beside a bad item says nothing new.
+    meant = probably_meant(error)
+    # pydantic counts only the good items of a list: "too short" beside a bad item says nothing new. Nor does "required"
+    # of a field whose name is written wrong.
     return [
         _violation(entry)
         for entry, place in zip(details, places, strict=True)
-        if entry["type"] != "too_short" or not any(p[: len(place)] == place and p != place for p in places)
+        if (entry["type"] != "too_short" or not any(p[: len(place)] == place and p != place for p in places))
+        and (entry["type"] != "missing" or path_of(place) not in meant)
     ]
+
+
+def probably_meant(error: ValidationError) -> set[str]:
+    """Paths of the fields that unknown names were meant to be."""
+    unknown = (entry["loc"] for entry in error.errors(include_url=False) if entry["type"] == "extra_forbidden")
+    return {path_of((*place[:-1], near)) for place in unknown if (near := near_field(place))}
 
 
 def near_field(location: Location) -> str | None:
@@ -41,12 +51,28 @@ def near_field(location: Location) -> str | None:
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str | None:
-    """The known name closest to a wrong one, if any is close."""
-    known = list(known)
-    by_letters = {re.sub(r"[^a-z0-9]", "", name.lower()): name for name in known}
-    letters = re.sub(r"[^a-z0-9]", "", wrong.lower())
-    close = difflib.get_close_matches(letters, by_letters, n=1, cutoff=0.75)
-    return by_letters[close[0]] if close else None
+    """The known name that a wrong one probably stands for: one of its words (async for fullyAsync), its letters in
+    another order, letters that are nearly the same, or its initials (lr for learningRate)."""
+    by_letters = {_letters(name): name for name in known}
+    letters = _letters(wrong)
+    if letters in by_letters:
+        return by_letters[letters]
+    with_it = [name for name in by_letters.values() if letters in _words(name)]
+    if len(with_it) == 1:
+        return with_it[0]
+    close = difflib.get_close_matches(letters, by_letters, n=3, cutoff=0.75)
+    if close:
+        return by_letters[next((name for name in close if sorted(name) == sorted(letters)), close[0])]
+    by_initials = {"".join(word[0] for word in _words(name)): name for name in by_letters.values()}
+    return by_initials.get(letters) if len(letters) > 1 else None
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)]
 
 
 def shown(value: Any) -> str:
@@ -125,7 +151,7 @@ def _constraint(kind: str, value: Any, context: Mapping[str, Any], node: Node) -
     if kind.endswith("_type") or kind in ("is_instance_of", "invalid-json-value"):
         return _wrong_type(value, node)
     if kind == "string_pattern_mismatch":
-        return f"{shown(value)} does not have the right form", _form(node)
+        return f"{shown(value)} does not have the right form", _form(node, str(value))
     if kind in ("string_too_short", "string_too_long", "too_short", "too_long"):
         counted = {"list": "items", "map": "entries"}.get(node.kind, "characters")
         has = context.get("actual_length", len(value) if isinstance(value, str | list | dict) else "?")
@@ -190,7 +216,7 @@ def _wrong_type(value: Any, node: Node) -> tuple[str, str]:
     return problem, f"use {node.bounds or expected}"
 
 
-def _form(node: Node) -> str:
+def _form(node: Node, value: str) -> str:
     pattern = node.pattern or ""
     if node.kind == "quantity":
         return _PATTERNS["quantity"]
@@ -203,12 +229,24 @@ def _form(node: Node) -> str:
     if pattern.startswith("^("):
         return _PATTERNS["key"]
     if ":" in pattern and pattern.startswith("^[A-Za-z_]"):
-        return _PATTERNS["function"]
+        return function_of_file(value) or _PATTERNS["function"]
     if pattern.startswith("^[A-Za-z_]"):
         return _PATTERNS["env"]
     if pattern.startswith("^/"):
         return _PATTERNS["path"]
     return _PATTERNS["source"]
+
+
+def function_of_file(text: str) -> str | None:
+    """What to write in the place of a function whose file is named; None: no file is."""
+    file, _, function = text.partition(":")
+    if not file.endswith(".py"):
+        return None
+    module = file.removesuffix(".py").removeprefix("./").replace("/", ".")
+    if re.fullmatch(IN_MODULE, f"{module}:x") is None:
+        module = file.removesuffix(".py").rpartition("/")[2]
+        return f"put the file beside the job file, and write its name without .py: {module}:{function or 'function'}"
+    return f"write the module, without .py: {module}:{function or 'function'}"
 
 
 def _unknown_field(location: Location) -> str:
@@ -217,17 +255,28 @@ def _unknown_field(location: Location) -> str:
         return "write metadata.name: what is applied again by its name changes the job, and makes no other one"
     if near := near_field(location):
         return f"did you mean {near}?"
-    if elsewhere := _places_of(to_camel(str(location[-1])), path_of(location)):
-        return f"did you mean {' or '.join(elsewhere[:2])}?"
     parent = schema.find(location[:-1])
     known = ", ".join(parent.fields) if parent is not None else ""
-    return f"known here are {known}" if known else "remove it"
+    path = path_of(location)
+    elsewhere = places_of(to_camel(str(location[-1])), path)
+    if not elsewhere:
+        return f"known here are {known}" if known else "remove it"
+    hint = f"did you mean {' or '.join(elsewhere[:2])}?"
+    return f"known here are {known}; or {hint}" if known and _is_far(elsewhere[0], path) else hint
 
 
-def _places_of(name: str, near: str) -> list[str]:
-    """Where in the job file a field of that name exists, the closest to ``near`` first."""
-    places = [path for path, node in schema.walk() if node.name == name and ".pod." not in path]
-    return sorted(places, key=lambda path: (-_shared(path, near), path.count("."), path))
+def places_of(name: str, near: str) -> list[str]:
+    """The paths of the fields that a name may stand for, of those the closest to ``near``."""
+    paths = {path: node.name for path, node in schema.walk() if ".pod." not in path}
+    meant = name if name in paths.values() else did_you_mean(name, paths.values())
+    places = sorted((path for path in paths if paths[path] == meant), key=lambda path: (path.count("."), path))
+    closest = [path for path in places if _shared(path, near) == max(_shared(other, near) for other in places)]
+    return [path for path in closest if meant == name or not _is_far(path, near)]
+
+
+def _is_far(one: str, other: str) -> bool:
+    """Whether both are in sections, and in different ones."""
+    return _shared(one, other) < 2 < len(other.split("."))
 
 
 def _shared(one: str, other: str) -> int:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from rljob_api.status import STATUS_PATH, DriverStatus, ReplicaStatus
 from rljob_trainer.errors import RLJobError
+from rljob_trainer.record.output import is_held
 from rljob_trainer.telemetry import run_folder
 from rljob_trainer.telemetry.figures import duration, percent
 
@@ -53,12 +54,15 @@ def run(args: argparse.Namespace) -> int:
         json.dump(status.model_dump(mode="json", by_alias=True, exclude_none=True), sys.stdout, indent=1)
         print()
     else:
-        print("\n".join(lines(status, datetime.now(UTC))))
+        gone = not remote and is_held(Path(where)) is False
+        print("\n".join(lines(status, datetime.now(UTC), gone=gone)))
     return 0
 
 
-def lines(status: DriverStatus, now: datetime) -> Iterator[str]:
-    """What is printed: one sentence for the trainer and for each engine, and the shares of time."""
+def lines(status: DriverStatus, now: datetime, *, gone: bool = False) -> Iterator[str]:
+    """What is printed: one sentence for the trainer and for each engine, and the shares of time. ``gone``: the run's
+    process is no more."""
+    gone = gone and status.end is None
     total = f" of {status.total_steps}" if status.total_steps else ""
     left = status.seconds_left(now)
     facts = [f"step {status.step}{total}", f"version {status.version}", f"attempt {status.attempt}"]
@@ -66,14 +70,19 @@ def lines(status: DriverStatus, now: datetime) -> Iterator[str]:
         facts.append(f"reward {status.rewards.mean:.3f}")
     if status.ages is not None:
         facts.append(f"age at most {status.ages.max} of {status.ages.bound}")
-    if left is not None and status.end is None:
+    if left is not None and status.end is None and not gone:
         facts.append(f"{duration(left)} left")
     yield ", ".join(facts)
     age = (now - status.time).total_seconds()
-    if status.end is None and age > _LATE_SECONDS:
+    if gone:
+        onwards = "begins anew: there is no checkpoint" if status.checkpoint is None else "continues the run"
+        yield f"the run's process is gone: it was killed, or its machine stopped; the same command {onwards}"
+        yield f"its last words, {duration(age)} ago: {status.doing}"
+    elif status.end is None and age > _LATE_SECONDS:
         yield f"the last sign of life is {duration(age)} old: the run was killed, or its machine is overloaded"
-    yield status.doing
-    if status.end is None:
+    if not gone:
+        yield status.doing
+    if status.end is None and not gone:
         yield from (_engine(engine) for engine in status.pools.rollout.engines)
         for what, pool in (("reward model", status.pools.reward_model), ("engine", status.pools.judge)):
             yield from (_scorer(what, replica) for replica in (() if pool is None else pool.replicas))

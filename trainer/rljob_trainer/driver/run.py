@@ -103,13 +103,14 @@ class RunOptions:
     keeps_state: bool = True
     """Whether the state outlives the nodes, and can be reached from all of them; else there are no checkpoints."""
 
-    @property
-    def onwards(self) -> str:
-        """How the run goes on after a signal has ended it; empty: it cannot."""
+    def onwards(self, *, saved: bool) -> str:
+        """How the run goes on after a signal has ended it; empty: it cannot. ``saved``: it has left a checkpoint."""
         if not self.keeps_state:
             return ""
         if self.storage is not None:
-            return "the next attempt continues the run"
+            return f"the next attempt {'continues the run' if saved else 'begins anew'}"
+        if not saved:
+            return "nothing was saved yet: the same command begins anew"
         without = "" if self.resume == "auto" else " without --resume"
         return f"the same command{without} continues the run"
 
@@ -153,7 +154,7 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
                 await _keep_quietly(state)
                 raise
             kind: EndKind = "failed" if ending.status == "stopped" else ending.status
-            onwards = options.onwards if ending.status == "stopped" else ""
+            onwards = options.onwards(saved=record.saved) if ending.status == "stopped" else ""
             next_command = options.to_export(state.place) if ending.status == "succeeded" else onwards
             controls.standing.ended(kind, ending.reason, ending.exit_code, told=ending.told, onwards=onwards)
             outcome: Outcome = "succeeded" if ending.status == "succeeded" else "interrupted"

@@ -42,6 +42,21 @@ def _open_for_owner(path: Path) -> int:
     return descriptor
 
 
+def is_held(folder: Path) -> bool | None:
+    """Whether a run is at work in a folder; None: that cannot be told."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 class OutputFolder:
     """``with OutputFolder(path) as output``: made when missing, locked, unlocked at the end.
 
