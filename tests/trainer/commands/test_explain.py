@@ -147,6 +147,7 @@ def test_dapo_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
         ("rollout.sampling.topp", "did you mean topP?"),
         ("trainer.lr", "did you mean spec.trainer.optimizer.learningRate?"),
         ("maxage", "did you mean spec.pipeline.staleness.maxAge?"),
+        ("fullyAsync", "it is a value of spec.pipeline.mode"),
         ("spec.zzz", "its fields are image, model"),
         ("suspend.more", "spec.suspend has no fields"),
         ("algorithm.presets.dpo", "did you mean dapo?"),

@@ -24,10 +24,16 @@ with OutputFolder(Path(sys.argv[1])):
 
 
 @pytest.mark.parametrize(
-    ("step", "onwards"), [(None, "begins anew: there is no checkpoint"), (20, "continues the run")]
+    ("step", "written", "onwards"),
+    [
+        (None, False, "begins anew: there is no checkpoint"),
+        (20, False, "continues the run"),
+        # The status is written every few seconds.
+        (None, True, "continues the run"),
+    ],
 )
 def test_a_run_that_was_killed_is_not_said_to_work(
-    tmp_path: Path, step: int | None, onwards: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, step: int | None, written: bool, onwards: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, now = tmp_path / "run", datetime.now(UTC)
     with subprocess.Popen([sys.executable, "-c", HOLDS, folder], stdout=subprocess.PIPE, text=True) as process:
@@ -48,6 +54,9 @@ def test_a_run_that_was_killed_is_not_said_to_work(
         first, doing, *_ = capsys.readouterr().out.splitlines()
         assert first.endswith(" left")
         assert doing == "the trainer works: update"
+        if written:
+            (folder / "checkpoints/step-00000021").mkdir(parents=True)
+            (folder / "checkpoints/step-00000021/manifest.json").touch()
         process.kill()
         process.wait()
         assert main(["status", str(folder)]) == 0

@@ -87,6 +87,8 @@ def _unknown(parents: list[str], wrong: str, parent: Node) -> str:
         hint = f"did you mean {close}?"
     elif places := places_of(wrong, f"{where}.{wrong}"):
         hint = f"did you mean {' or '.join(places[:2])}?"
+    elif values := [path for path, node in schema.walk() if wrong in node.choices and ".pod." not in path]:
+        hint = f"it is a value of {' and of '.join(values[:3])}"
     else:
         hint = f"its fields are {', '.join(parent.fields)}"
     return f"rljob explain: {where} has no field {wrong!r}; {hint}"

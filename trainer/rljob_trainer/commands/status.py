@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rljob_api.status import STATUS_PATH, DriverStatus, ReplicaStatus
+from rljob_trainer.checkpoints.finding import holds_checkpoints
 from rljob_trainer.errors import RLJobError
 from rljob_trainer.record.output import is_held
 from rljob_trainer.telemetry import run_folder
@@ -54,15 +55,21 @@ def run(args: argparse.Namespace) -> int:
         json.dump(status.model_dump(mode="json", by_alias=True, exclude_none=True), sys.stdout, indent=1)
         print()
     else:
-        gone = not remote and is_held(Path(where)) is False
-        print("\n".join(lines(status, datetime.now(UTC), gone=gone)))
+        onwards = None if remote or is_held(Path(where)) is not False else _onwards(status, Path(where))
+        print("\n".join(lines(status, datetime.now(UTC), gone=onwards)))
     return 0
 
 
-def lines(status: DriverStatus, now: datetime, *, gone: bool = False) -> Iterator[str]:
+def _onwards(status: DriverStatus, folder: Path) -> str:
+    """What the same command does after the run's process has gone. The status may be older than the last checkpoint."""
+    saved = status.checkpoint is not None or holds_checkpoints(folder)
+    return "continues the run" if saved else "begins anew: there is no checkpoint"
+
+
+def lines(status: DriverStatus, now: datetime, *, gone: str | None = None) -> Iterator[str]:
     """What is printed: one sentence for the trainer and for each engine, and the shares of time. ``gone``: the run's
-    process is no more."""
-    gone = gone and status.end is None
+    process is no more, and this is what the same command does."""
+    gone = gone if status.end is None else None
     total = f" of {status.total_steps}" if status.total_steps else ""
     left = status.seconds_left(now)
     facts = [f"step {status.step}{total}", f"version {status.version}", f"attempt {status.attempt}"]
@@ -75,8 +82,7 @@ def lines(status: DriverStatus, now: datetime, *, gone: bool = False) -> Iterato
     yield ", ".join(facts)
     age = (now - status.time).total_seconds()
     if gone:
-        onwards = "begins anew: there is no checkpoint" if status.checkpoint is None else "continues the run"
-        yield f"the run's process is gone: it was killed, or its machine stopped; the same command {onwards}"
+        yield f"the run's process is gone: it was killed, or its machine stopped; the same command {gone}"
         yield f"its last words, {duration(age)} ago: {status.doing}"
     elif status.end is None and age > _LATE_SECONDS:
         yield f"the last sign of life is {duration(age)} old: the run was killed, or its machine is overloaded"
