@@ -22,18 +22,18 @@ class Type(Enum):
         self.title = title
         self.meaning = meaning
 
-    ACCEPTED = ("Accepted", "The job file makes sense and can be carried out.")
-    ADMITTED = ("Admitted", "The queue has given the job its quota; always True without a queue.")
+    ACCEPTED = ("Accepted", "The job file is valid and can be run.")
+    ADMITTED = ("Admitted", "The queue has admitted the job; always True without a queue.")
     CLUSTER_READY = ("ClusterReady", "The head and enough pods of each pool are ready.")
     RUNNING = ("Running", "The driver runs. Its reason is what `kubectl get rlj` prints as the status.")
-    PROGRESSING = ("Progressing", "The driver answers and training moves on.")
-    RESIZING = ("Resizing", "A pool is on its way to another size.")
-    WEIGHTS_FRESH = ("WeightsFresh", "No sample in training is older than the job allows.")
-    CHECKPOINT_AVAILABLE = ("CheckpointAvailable", "There is a checkpoint from which a retry goes on.")
-    SUSPENDED = ("Suspended", "The job is suspended and its pods are freed.")
+    PROGRESSING = ("Progressing", "The driver answers and training makes progress.")
+    RESIZING = ("Resizing", "A pool is being resized.")
+    WEIGHTS_FRESH = ("WeightsFresh", "No sample in training exceeds the job's maximum age.")
+    CHECKPOINT_AVAILABLE = ("CheckpointAvailable", "There is a checkpoint from which a retry resumes.")
+    SUSPENDED = ("Suspended", "The job is suspended and its pods are deleted.")
     SUCCEEDED = ("Succeeded", "Training reached its end.")
-    FAILED = ("Failed", "The job is given up.")
-    FINISHED = ("Finished", "The job has ended, either way.")
+    FAILED = ("Failed", "The job has failed and is not retried.")
+    FINISHED = ("Finished", "The job has succeeded or failed.")
 
 
 class Reason(Enum):
@@ -48,28 +48,28 @@ class Reason(Enum):
     VALID = ("Valid", "The job file is accepted.", "Nothing.")
     INVALID_SPEC = (
         "InvalidSpec",
-        "The job file asks for something impossible.",
-        "Correct the field that the message names and apply the file again.",
+        "The job file is invalid or cannot be run.",
+        "Correct the field named in the message and apply the file again.",
     )
     NEEDS_NEW_INCARNATION = (
         "NeedsNewIncarnation",
-        "The job file changed in a way that the running pods cannot follow.",
-        "Suspend the job and resume it (spec.suspend): the new pods have the new settings and training continues.",
+        "The job file changed in a way that needs new pods.",
+        "Suspend and resume the job (spec.suspend): the new pods use the new settings and training continues.",
     )
     KUBERAY_MISSING = (
         "KubeRayMissing",
-        "The cluster has no RayCluster resource.",
-        "Install KubeRay 1.6 or newer, its CRDs included.",
+        "The cluster has no RayCluster CRD.",
+        "Install KubeRay 1.6 or newer with its CRDs.",
     )
     VOLUME_MISSING = (
         "VolumeMissing",
-        "A PersistentVolumeClaim that the job names does not exist or has lost its volume.",
-        "Create the claim that the message names, in the job's namespace; the job goes on by itself.",
+        "A PersistentVolumeClaim of the job does not exist or has lost its volume.",
+        "Create the claim named in the message in the job's namespace; the job then continues by itself.",
     )
     VOLUME_NOT_SHARED = (
         "VolumeNotShared",
         "A PersistentVolumeClaim cannot be mounted by all pods of the job.",
-        "Use a claim with the access mode that the message names.",
+        "Use a claim with the access mode named in the message.",
     )
     # Admitted
     NO_QUEUE = ("NoQueue", "The job uses no queue.", "Nothing.")
@@ -77,53 +77,53 @@ class Reason(Enum):
     WAITING_FOR_QUOTA = (
         "WaitingForQuota",
         "The queue has not admitted the job yet.",
-        "Wait, ask for less, or look at the queue: `kubectl describe workload` in the job's namespace.",
+        "Wait, request less, or check the queue: `kubectl describe workload` in the job's namespace.",
     )
     QUOTA_TAKEN_BACK = (
         "QuotaTakenBack",
-        "The queue has taken the job's quota back; the job goes on from its last checkpoint once it is admitted again.",
-        "Nothing; the message says for whom or why. A higher priority or another queue keeps it from happening.",
+        "The queue preempted the job; it resumes from its last checkpoint once it is readmitted.",
+        "Nothing; the message says for whom or why. A higher priority or another queue prevents it.",
     )
     # ClusterReady
     CREATING_CLUSTER = ("CreatingCluster", "The Ray cluster is being created.", "Nothing.")
     POOLS_READY = ("PoolsReady", "The head and enough pods of each pool are ready.", "Nothing.")
-    WAITING_FOR_PODS = ("WaitingForPods", "Pods are starting.", "Nothing; the message says which pods are awaited.")
+    WAITING_FOR_PODS = ("WaitingForPods", "Pods are starting.", "Nothing; the message names the missing pods.")
     UNSCHEDULABLE = (
         "Unschedulable",
-        "Pods find no node.",
-        "Add nodes, ask for fewer GPUs, or correct nodeSelector and tolerations; the message quotes the scheduler.",
+        "No node can run the pods.",
+        "Add nodes, request fewer GPUs, or correct nodeSelector and tolerations; the message quotes the scheduler.",
     )
     SCHEDULER_MISSING = (
         "SchedulerMissing",
-        "No scheduler has looked at a pod for half a minute.",
-        "Correct schedulerName in the pool's pod.template, or install or start the scheduler that the message names.",
+        "No scheduler has handled a pod for half a minute.",
+        "Correct schedulerName in the pool's pod.template, or install or start the scheduler named in the message.",
     )
     SCHEDULING_GATED = (
         "SchedulingGated",
-        "Pods have scheduling gates, and are not scheduled before these are removed.",
-        "Look at whoever removes the gates that the message names: Kueue's go with quota, others are in pod.template.",
+        "Pods have scheduling gates and cannot be scheduled until these are removed.",
+        "Check what should remove the gates named in the message: Kueue removes its own; others are from pod.template.",
     )
     QUOTA_REFUSED = (
         "QuotaRefused",
         "The API server refuses pods because of a ResourceQuota of the namespace.",
-        "Wait for room, ask for less, have the quota raised, or set what it asks for (requests, limits): the message "
+        "Wait for free quota, request less, raise the quota, or set what it requires (requests, limits): the message "
         "quotes it. A start that is refused for spec.deadlines.startSeconds has failed.",
     )
     POD_SECURITY_REFUSED = (
         "PodSecurityRefused",
         "The namespace's Pod Security standard does not allow the pods.",
-        "Correct the fields of the pod that the message names, or use a namespace that allows them. A start that is "
+        "Correct the pod fields named in the message, or use a namespace that allows them. A start that is "
         "refused for spec.deadlines.startSeconds has failed.",
     )
     PODS_REFUSED = (
         "PodsRefused",
-        "The API server refuses pods: an admission policy or webhook, a limit range, or something that is missing.",
+        "The API server refuses pods: an admission policy or webhook, a limit range, or a missing object.",
         "Read the message, which quotes it. A start that is refused for spec.deadlines.startSeconds has failed.",
     )
     VOLUME_UNBOUND = (
         "VolumeUnbound",
         "Pods wait for a PersistentVolumeClaim that has no volume yet.",
-        "Nothing, unless it stays: then look at the claim that the message names: `kubectl describe pvc`.",
+        "Nothing. If it persists, check the claim named in the message: `kubectl describe pvc`.",
     )
     IMAGE_ERROR = (
         "ImageError",
@@ -132,27 +132,27 @@ class Reason(Enum):
     )
     POD_ERROR = (
         "PodError",
-        "A pod cannot start or crashed. Pods that keep crashing before the driver starts are a failed attempt.",
-        "Look at the pod that the message names: `kubectl describe pod`, `kubectl logs --previous`.",
+        "A pod cannot start or crashed. Pods that keep crashing before the driver starts count as a failed attempt.",
+        "Check the pod named in the message: `kubectl describe pod`, `kubectl logs --previous`.",
     )
     POOL_DEGRADED = (
         "PoolDegraded",
-        "A pool that was complete has lost pods; replacements are on their way.",
-        "Nothing, unless it stays: then look at the pods that the message names.",
+        "A complete pool has lost pods; they are being replaced.",
+        "Nothing. If it persists, check the pods named in the message.",
     )
     CLUSTER_REJECTED = (
         "ClusterRejected",
         "The API server refused an object of the job.",
-        "Read the message: quota, admission policies, wrong pod fields, a KubeRay older than 1.6 are the usual causes.",
+        "Read the message. Usual causes: quota, admission policies, wrong pod fields, KubeRay older than 1.6.",
     )
     REPLACING_CLUSTER = (
         "ReplacingCluster",
-        "The previous incarnation of the cluster is being removed before a new one is created.",
-        "Nothing, unless it stays: then look for pods that do not terminate.",
+        "The previous Ray cluster is being deleted before a new one is created.",
+        "Nothing. If it persists, look for pods that do not terminate.",
     )
-    CLUSTER_FREED = ("ClusterFreed", "The pods are freed.", "Nothing.")
+    CLUSTER_FREED = ("ClusterFreed", "The pods are deleted.", "Nothing.")
     # Running
-    PENDING = ("Pending", "The job has been seen and nothing is running yet.", "Nothing.")
+    PENDING = ("Pending", "The operator has seen the job; nothing is running yet.", "Nothing.")
     STARTING = ("Starting", "The cluster is ready and the driver is being started.", "Nothing.")
     TRAINING = ("Training", "The driver runs.", "Nothing.")
     DRIVER_FAILED = (
@@ -167,15 +167,15 @@ class Reason(Enum):
     )
     NO_SPACE = (
         "NoSpace",
-        "The driver ended because there is no space left where it must write. Retries would fail alike and are not "
-        "counted: the next one begins after spec.retry.maxBackoffSeconds, for spec.deadlines.startSeconds at most.",
-        "Make room where the message says (spec.checkpoint.uri, or the head's disk); the job goes on by itself. If it "
-        "has failed, create it again: restore.from continues.",
+        "The driver ended because there is no space left where it must write. Retries do not count towards the limit: "
+        "the next one starts after spec.retry.maxBackoffSeconds, for at most spec.deadlines.startSeconds.",
+        "Free space where the message says (spec.checkpoint.uri, or the head's disk); the job then continues. If "
+        "it has failed, create it again with restore.from.",
     )
     HEAD_LOST = (
         "HeadLost",
-        "The head pod was lost; the job goes on in a new cluster from its last checkpoint.",
-        "Nothing. If it repeats: give the head more memory (spec.head.pod.resources).",
+        "The head pod was lost; the job resumes in a new cluster from its last checkpoint.",
+        "Nothing. If it recurs, give the head more memory (spec.head.pod.resources).",
     )
     RAY_UNREACHABLE = (
         "RayUnreachable",
@@ -184,22 +184,22 @@ class Reason(Enum):
     )
     TOKEN_REFUSED = (
         "TokenRefused",
-        "The pods of the job do not take the operator's token. They are left alone, and training goes on unobserved.",
-        "Put back the key that the message names (gitops.md, token keys), or have the pods replaced: suspend the job, "
-        "and resume it from its last checkpoint.",
+        "The job's pods refuse the operator's token. They are left alone, and training continues unobserved.",
+        "Restore the key named in the message (gitops.md, token keys), or replace the pods: suspend the job and resume "
+        "it from its last checkpoint.",
     )
     LEFTOVER_PROCESSES = (
         "LeftoverProcesses",
         "Processes of a failed attempt did not end, so the pods are replaced.",
         "Nothing.",
     )
-    SUSPENDING = ("Suspending", "The driver saves a checkpoint before the pods are freed.", "Nothing.")
+    SUSPENDING = ("Suspending", "The driver saves a checkpoint before the pods are deleted.", "Nothing.")
     JOB_SUSPENDED = ("Suspended", "The job is suspended.", "Set spec.suspend to false to continue.")
     NOT_SUSPENDED = ("NotSuspended", "The job is not suspended.", "Nothing.")
     DELETING = (
         "Deleting",
-        "The job is being deleted: its pods are freed, and finalizers that others have put on it keep it.",
-        "Nothing, unless it stays: then ask whoever is to remove the finalizers that the message names.",
+        "The job is being deleted. Its pods are deleted, but finalizers set by others keep it.",
+        "Nothing. If it persists, find what should remove the finalizers named in the message.",
     )
     COMPLETED = ("Completed", "Training reached its end.", "Nothing.")
     NOT_FINISHED = ("NotFinished", "The job has not ended.", "Nothing.")
@@ -212,24 +212,24 @@ class Reason(Enum):
     )
     BAD_JOB_FILE = (
         "BadJobFile",
-        "The driver refused the job file (exit code 64); trying again would not help.",
+        "The driver refused the job file (exit code 64); a retry would not help.",
         "Correct what the message names and create the job again.",
     )
     BAD_DATA = (
         "BadData",
-        "The driver refused the data (exit code 65); trying again would not help.",
+        "The driver refused the data (exit code 65); a retry would not help.",
         "Correct the data set, the prompt or the reward that the message names and create the job again.",
     )
     BAD_CHECKPOINT = (
         "BadCheckpoint",
-        "The driver refused the checkpoint that it was to go on from (exit code 66); trying again would not help.",
-        "Put back what the message names and create the job again with the same output, or with another restore.from "
+        "The driver refused the checkpoint to resume from (exit code 66); a retry would not help.",
+        "Restore what the message names and create the job again with the same output, or with another restore.from "
         "or output.",
     )
     START_DEADLINE_EXCEEDED = (
         "StartDeadlineExceeded",
         "The first step was not done within spec.deadlines.startSeconds.",
-        "See ClusterReady for what was missing, or allow more time.",
+        "Check ClusterReady for what was missing, or allow more time.",
     )
     RUN_DEADLINE_EXCEEDED = (
         "RunDeadlineExceeded",
@@ -237,26 +237,26 @@ class Reason(Enum):
         "Allow more time; restore.from continues from the last checkpoint.",
     )
     # Progressing
-    MOVING = ("Moving", "Training moves on.", "Nothing.")
-    WAITING = ("Waiting", "The driver waits, and says for what.", "Read the message.")
+    MOVING = ("Moving", "Training makes progress.", "Nothing.")
+    WAITING = ("Waiting", "The driver is waiting.", "Read the message.")
     NO_ANSWER = (
         "NoAnswer",
         "The driver does not answer the operator.",
-        "Nothing at once; check network policies (the driver's port on the head) and the head pod's logs.",
+        "Wait. If it persists, check network policies (the driver's port on the head) and the head pod's logs.",
     )
     STALLED = (
         "Stalled",
-        "Nothing was finished for longer than spec.deadlines.progressSeconds; the attempt is stopped and retried.",
-        "Read what the driver waited for; allow more time if that wait is normal.",
+        "No progress for longer than spec.deadlines.progressSeconds; the attempt is stopped and retried.",
+        "Check what the driver was waiting for; allow more time if that wait is normal.",
     )
     NOT_RUNNING = ("NotRunning", "No driver runs.", "Nothing.")
     # Resizing
-    AT_SIZE = ("AtSize", "The pools have the sizes that the job asks for.", "Nothing.")
-    ADDING = ("AddingReplicas", "Pods are added to a pool.", "Nothing; ClusterReady says what they wait for.")
-    DRAINING = ("Draining", "Replicas finish or hand back their samples before their pods go.", "Nothing.")
+    AT_SIZE = ("AtSize", "The pools have the requested sizes.", "Nothing.")
+    ADDING = ("AddingReplicas", "Pods are being added to a pool.", "Nothing; ClusterReady says what they wait for.")
+    DRAINING = ("Draining", "Replicas finish or return their samples before their pods are deleted.", "Nothing.")
     REMOVING = ("RemovingReplicas", "Drained pods are being removed.", "Nothing.")
     # WeightsFresh
-    WITHIN_BOUND = ("WithinBound", "Every sample is within the job's bound of age.", "Nothing.")
+    WITHIN_BOUND = ("WithinBound", "Every sample is within the job's maximum age.", "Nothing.")
     STALENESS_EXCEEDED = (
         "StalenessExceeded",
         "Samples older than the job allows were trained on.",
@@ -266,15 +266,15 @@ class Reason(Enum):
     COMMITTED = ("Committed", "A checkpoint is complete.", "Nothing.")
     NOT_SAVED = (
         "NotSaved",
-        "The newest checkpoint could not be written; it is tried again when the next is due.",
-        "Read the message. Make room in spec.checkpoint.uri or correct who may write there: until then a retry, or a "
-        "resumed job, goes on from the checkpoint before, or from the beginning.",
+        "The newest checkpoint could not be written; the next attempt is when the next one is due.",
+        "Read the message. Free space in spec.checkpoint.uri or correct its write permissions. Until then a retried or "
+        "resumed job continues from the previous checkpoint, or starts from the beginning.",
     )
     NONE_YET = ("NoneYet", "No checkpoint has been written yet.", "Nothing.")
     NO_STORAGE = (
         "NoStorage",
-        "The job has no spec.checkpoint.uri: suspending and retrying start again from the beginning.",
-        "Set spec.checkpoint.uri to a volume or bucket if losing the progress would hurt.",
+        "The job has no spec.checkpoint.uri: resumes and retries start from the beginning.",
+        "Set spec.checkpoint.uri to a volume or bucket to keep the progress.",
     )
 
 
