@@ -71,7 +71,7 @@ class Advantage(SpecModel):
     normalize_by_std: bool | None = Field(
         default=None, description="Divide by the group's standard deviation (GRPO yes, Dr. GRPO no)."
     )
-    whiten: bool | None = Field(default=None, description="Normalize the batch's advantages to mean 0 and variance 1.")
+    whiten: bool | None = Field(default=None, description="Normalise the batch's advantages to mean 0 and variance 1.")
     whiten_rewards: bool | None = Field(
         default=None,
         description="gae: scale token rewards to variance 1 without shifting the mean.",

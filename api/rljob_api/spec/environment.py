@@ -49,7 +49,7 @@ class CorpusSpec(SpecModel):
         default=None, description="Ignore a language's most common words (lists of bm25s). Default: none."
     )
     k1: float = Field(default=1.5, ge=0, le=10, description="Weight of repeated words in a text.")
-    b: float = Field(default=0.75, ge=0, le=1, description="Length normalization.")
+    b: float = Field(default=0.75, ge=0, le=1, description="Length normalisation.")
 
 
 class ToolSpec(SpecModel):

@@ -56,7 +56,7 @@ class KeyReference(SpecModel):
 class FieldReference(SpecModel):
     """A field of the pod."""
 
-    field_path: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="E.g. status.podIP.")
+    field_path: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="Such as status.podIP.")
 
 
 class EnvSource(SpecModel):
@@ -96,7 +96,9 @@ class Topology(SpecModel):
     """Kueue's topology-aware scheduling."""
 
     mode: Literal["required", "preferred"] = Field(description="Wait for such a place, or not.")
-    level: Annotated[str, Field(min_length=1, max_length=317)] = Field(description="E.g. topology.kubernetes.io/zone.")
+    level: Annotated[str, Field(min_length=1, max_length=317)] = Field(
+        description="Such as topology.kubernetes.io/zone."
+    )
 
 
 class Pod(SpecModel):
