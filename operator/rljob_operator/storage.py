@@ -64,8 +64,8 @@ def problems(job: ResolvedJob) -> list[str]:
     if job.spec.model.random is None or job.spec.checkpoint.uri is not None:
         return []
     return [
-        "spec.checkpoint.uri: the head pod makes the random model, and the other pods need a place to find it in; set "
-        "pvc://claim/path or s3://bucket/path"
+        "spec.checkpoint.uri: the head pod creates the random model, and the other pods need a place to load it "
+        "from; set pvc://claim/path or s3://bucket/path"
     ]
 
 
@@ -119,7 +119,7 @@ def _wrong_modes(job: ResolvedJob, claim: VolumeClaim, modes: tuple[str, ...]) -
     if _on_one_node(job):
         return ""
     return (
-        f"is {have}, but {pods} pods mount it, on any nodes: it must be {need}, or the nodeSelector of head and "
+        f"is {have}, but {pods} pods on arbitrary nodes mount it: it must be {need}, or the nodeSelector of head and "
         f"pools must name one {HOST_LABEL}"
     )
 
