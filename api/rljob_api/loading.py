@@ -90,14 +90,14 @@ def read_overlay(path: Path) -> dict[str, Any]:
         documents = read_documents(read_text(path))
     except YamlError as problem:
         place = f"{path}, line {problem.line}, column {problem.column}"
-        raise JobInvalid([Violation(place, problem.problem, "mend the YAML there")]) from None
+        raise JobInvalid([Violation(place, problem.problem, "fix the YAML syntax here")]) from None
     if len(documents) != 1 or not isinstance(documents[0].data, dict):
         violation = Violation(
             str(path),
-            f"an overlay is one map, but the file holds {len(documents)} documents"
+            f"an overlay is one map, but the file contains {len(documents)} documents"
             if len(documents) != 1
             else "an overlay is a map",
-            "write the fields that differ, for example spec: {batch: {groups: 64}}",
+            "write the fields to override, for example spec: {batch: {groups: 64}}",
         )
         raise JobInvalid([violation])
     if "kind" in documents[0].data:
@@ -121,10 +121,10 @@ def check_text(
         documents = read_documents(text)
     except YamlError as problem:
         place = f"{f'{name}, ' if name else ''}line {problem.line}, column {problem.column}"
-        return [Checked(None, [Violation(place, problem.problem, "mend the YAML there")])]
+        return [Checked(None, [Violation(place, problem.problem, "fix the YAML syntax here")])]
     jobs = [document for document in documents if not _is_another_kind(document.data)]
     if not jobs:
-        return [Checked(None, [Violation(name or "the file", f"there is no {KIND} in it", f"write kind: {KIND}")])]
+        return [Checked(None, [Violation(name or "the file", f"contains no {KIND}", f"write kind: {KIND}")])]
     outcomes = []
     for document in jobs:
         data, source = document.data, None if overlays else document
@@ -133,7 +133,7 @@ def check_text(
         try:
             data = apply(data, assignments) if assignments else data
         except ValueError as problem:
-            outcomes.append(Checked(None, [Violation("--set", str(problem), "mend the assignment")], source))
+            outcomes.append(Checked(None, [Violation("--set", str(problem), "fix the assignment")], source))
             continue
         readable, violations = _read_job(data)
         job = readable.job if readable is not None and not violations else None

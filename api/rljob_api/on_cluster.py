@@ -18,7 +18,7 @@ def refused(job: ResolvedJob) -> Iterator[Violation]:
     if job.spec.model.random is not None and job.spec.checkpoint.uri is None:
         yield Violation(
             "spec.checkpoint.uri",
-            "the head pod makes the random model, and the other pods need a place to find it in",
+            "the head pod creates the random model, and the other pods need a place to load it from",
             f"set {_PLACES}",
         )
 

@@ -99,7 +99,7 @@ _PATTERNS: Mapping[str, str] = {
     "label": "use lower-case letters, digits and '-', with a letter or digit at both ends",
     "function": "write module:function, for example my_rewards:score",
     "image": "write registry/name:tag, with the name in lower case",
-    "backend": "write fsdp2, or a class of your own as module:Class",
+    "backend": "write fsdp2, or your own class as module:Class",
     "env": "use letters, digits and '_', not starting with a digit",
     "path": "use an absolute path without ':'",
     "quantity": "write a quantity such as 4, 500m or 16Gi",
@@ -122,7 +122,7 @@ def _violation(details: Any) -> Violation:
     if kind == "extra_forbidden":
         return Violation(path, "there is no such field", _unknown_field(location))
     if node is None:
-        return Violation(path, details["msg"], "correct it; `rljob explain` says what is meant")
+        return Violation(path, details["msg"], "correct it; see `rljob explain`")
     if is_key:
         container = schema.find(location[:-1])
         keys = container.keys if container is not None and container.keys is not None else node
@@ -155,12 +155,12 @@ def _constraint(kind: str, value: Any, context: Mapping[str, Any], node: Node) -
     if kind in ("string_too_short", "string_too_long", "too_short", "too_long"):
         counted = {"list": "items", "map": "entries"}.get(node.kind, "characters")
         has = context.get("actual_length", len(value) if isinstance(value, str | list | dict) else "?")
-        return f"has {has} {counted}", f"allowed are {node.bounds}"
+        return f"has {has} {counted}", f"use {node.bounds}"
     if kind == "finite_number":
         return f"{value} is not a finite number", f"use {node.bounds or 'a number'}"
     if kind.startswith(("greater_than", "less_than")):
         side = "too small" if kind.startswith("greater") else "too large"
-        return f"{shown(value)} is {side}", f"allowed is {node.bounds}"
+        return f"{shown(value)} is {side}", f"must be {node.bounds}"
     return f"{shown(value)} is not valid", f"write {node.type_name}"
 
 
@@ -189,12 +189,12 @@ def _wrong_type(value: Any, node: Node) -> tuple[str, str]:
     problem = f"must be {expected}, not {actual}"
     numeric = node.kind in ("integer", "number")
     if value is None:
-        return f"must be {expected}, but is empty", "give it a value or remove the line"
+        return f"must be {expected}, but is empty", "give it a value, or remove the line"
     too_large = isinstance(value, str) and _beyond_every_number(value)
     # Whole numbers that 64 bits do not hold are read as others.
     too_large = too_large or (node.kind == "integer" and isinstance(value, float) and abs(value) >= 2**63)
     if numeric and too_large:
-        return f"must be {expected}, and {shown(value)} is too large for one", f"use {node.bounds or 'a smaller one'}"
+        return f"must be {expected}, but {shown(value)} is too large for one", f"use {node.bounds or 'a smaller one'}"
     if isinstance(value, str) and numeric and re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value, re.IGNORECASE):
         return problem, "remove the quotes"
     if isinstance(value, str) and node.kind == "boolean":
@@ -209,7 +209,7 @@ def _wrong_type(value: Any, node: Node) -> tuple[str, str]:
     if node.kind == "integer" and isinstance(value, float):
         return problem, f"use {node.bounds or 'a whole number'}"
     if node.kind == "list":
-        return problem, "write the items with '- ' before each, or in [ ]"
+        return problem, "start each item with '- ', or write them in [ ]"
     if node.kind in ("object", "map"):
         fields = ", ".join(list(node.fields)[:8])
         return problem, f"write name: value pairs{f', of {fields}' if fields else ''}"
@@ -252,7 +252,7 @@ def function_of_file(text: str) -> str | None:
 def _unknown_field(location: Location) -> str:
     """A remedy for a name that does not exist: a near name here, or the same name elsewhere in the tree."""
     if location == ("metadata", "generateName"):
-        return "write metadata.name: what is applied again by its name changes the job, and makes no other one"
+        return "write metadata.name: applying a file again must change the same job, not create another"
     if near := near_field(location):
         return f"did you mean {near}?"
     parent = schema.find(location[:-1])
@@ -260,9 +260,9 @@ def _unknown_field(location: Location) -> str:
     path = path_of(location)
     elsewhere = places_of(to_camel(str(location[-1])), path)
     if not elsewhere:
-        return f"known here are {known}" if known else "remove it"
+        return f"the fields here are {known}" if known else "remove it"
     hint = f"did you mean {' or '.join(elsewhere[:2])}?"
-    return f"known here are {known}; or {hint}" if known and _is_far(elsewhere[0], path) else hint
+    return f"the fields here are {known}; or {hint}" if known and _is_far(elsewhere[0], path) else hint
 
 
 def places_of(name: str, near: str) -> list[str]:

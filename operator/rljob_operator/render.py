@@ -30,14 +30,16 @@ FIRST = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = Settings()
     parser.add_argument("job", help="job file; - reads standard input")
-    parser.add_argument("overlays", metavar="OVERLAY", type=Path, nargs="*", help="files laid over the job, in order")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change a field of the job")
-    parser.add_argument("--image", default=defaults.default_image, help="the operator's default image")
-    parser.add_argument("--ray-version", default=defaults.ray_version, help="Ray in the images")
     parser.add_argument(
-        "--operator-namespace", default=defaults.operator_namespace, help="where the operator is installed"
+        "overlays", metavar="OVERLAY", type=Path, nargs="*", help="overlay files, merged over the job in order"
     )
-    parser.add_argument("--no-network-policy", action="store_true", help="as an operator that makes no policies")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a field of the job")
+    parser.add_argument("--image", default=defaults.default_image, help="the operator's default image")
+    parser.add_argument("--ray-version", default=defaults.ray_version, help="Ray version in the images")
+    parser.add_argument("--operator-namespace", default=defaults.operator_namespace, help="namespace of the operator")
+    parser.add_argument(
+        "--no-network-policy", action="store_true", help="as an operator that creates no NetworkPolicies"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

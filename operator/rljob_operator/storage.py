@@ -115,7 +115,7 @@ def _wrong_modes(job: ResolvedJob, claim: VolumeClaim, modes: tuple[str, ...]) -
     if _on_one_node(job):
         return ""
     return (
-        f"is {have}, but {pods} pods mount it, on any nodes: it must be {need}, or the nodeSelector of head and "
+        f"is {have}, but {pods} pods on arbitrary nodes mount it: it must be {need}, or the nodeSelector of head and "
         f"pools must name one {HOST_LABEL}"
     )
 

@@ -29,7 +29,7 @@ def test_every_violation_is_a_line(edited: Edit, capsys: pytest.CaptureFixture[s
     assert captured.out.splitlines() == [
         'metadata.name: "Tiny" does not have the right form; '
         "use lower-case letters, digits and '-', with a letter or digit at both ends",
-        "spec.algorithm.critic.valueClip: -1 is too small; allowed is 0 to 1000000",
+        "spec.algorithm.critic.valueClip: -1 is too small; must be 0 to 1000000",
     ]
     assert captured.err == ""
 
