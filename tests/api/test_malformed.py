@@ -103,7 +103,7 @@ CASES: list[tuple[str, str, str, str, str]] = [
      "did you mean spec.trainer.optimizer.learningRate?"),
     ("a word of a field", *more("trainer: {gpus: 1}"), "spec.trainer.gpus", "did you mean gpusPerReplica?"),
     ("a field of a section far away", "{source: org/model}", "{source: org/model, path: here}", "spec.model.path",
-     "known here are source"),
+     "the fields here are source"),
     ("a file of a function", "type: gsm8k", "type: custom, function: './rewards.py:positions'",
      "spec.reward.functions[0].function", "write the module, without .py: rewards:positions"),
     ("a file of a function elsewhere", "type: gsm8k", "type: custom, function: '../my/rewards.py:positions'",
