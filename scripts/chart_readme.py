@@ -29,9 +29,9 @@ List the namespaces with your jobs: the operator then has rights only there. Wit
 namespace and has rights in all of them.
 
 For installed objects, the operator's permissions, OpenShift, upgrading, uninstalling and reinstalling, see
-[docs/operator](../../docs/operator/README.md). Install the chart once per cluster, or once per set of namespaces. In that
-case give each release its own name (its cluster-wide roles are named after it), and set `crds.enabled: false` on all but
-one. An unknown value is an error.
+[docs/operator](../../docs/operator/README.md). Install the chart once per cluster, or once per set of namespaces. In
+that case give each release its own name (its cluster-wide roles are named after it), and set `crds.enabled: false` on
+all but one. An unknown value is an error.
 """
 
 
