@@ -178,7 +178,7 @@ class Kl(SpecModel):
 
 
 class CriticModel(SpecModel):
-    """A decoder of any size with the policy's vocabulary. A reward model (a sequence classifier with one label) keeps
+    """A decoder of any size with the policy's tokenizer. A reward model (a sequence classifier with one label) keeps
     its head; otherwise the head starts at zero."""
 
     source: Location = Field(description="Path, hub id or pvc://claim/path.")
