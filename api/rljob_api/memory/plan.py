@@ -198,7 +198,8 @@ def _cache_notes(inputs: MemoryInputs) -> Iterator[str]:
         yield f"the KV cache is too small for one sequence of {engine.context} tokens, so vLLM would not start"
     else:
         yield (
-            f"the KV cache holds {int(longest)} sequences of {engine.context} tokens (maxConcurrent {engine.sequences})"
+            f"the KV cache holds {int(longest)} sequences of {engine.context} tokens at once "
+            f"(maxConcurrent {engine.sequences})"
         )
 
 

@@ -124,13 +124,13 @@ _HAS_COMMAND = "(has(self.command) && self.command.size() > 0)"
         Cel(
             _ENVIRONMENT,
             f"self.type != 'agent' || has(self.__function__) || {_HAS_COMMAND}",
-            "or function is required by type agent; write a program and its arguments, or module:function",
+            "is required by type agent without function; write a program and its arguments, or set function",
             ".command",
         ),
         Cel(
             _ENVIRONMENT,
             f"self.type != 'agent' || !has(self.__function__) || !{_HAS_COMMAND}",
-            "and function cannot be combined; remove one of them",
+            "cannot be combined with function; remove one of them",
             ".command",
         ),
     ]
@@ -144,11 +144,11 @@ def agents_are_a_command_or_a_function(job: Job) -> Iterator[Violation]:
     elif not environment.command and environment.function is None:
         yield Violation(
             path,
-            "or function is required by type agent",
+            "is required by type agent without function",
             "write a program and its arguments, for example [python, my_agent.py], or function: my_agent:run",
         )
     elif environment.command and environment.function is not None:
-        yield Violation(path, "and function cannot be combined", "remove one of them")
+        yield Violation(path, "cannot be combined with function", "remove one of them")
 
 
 @rule(

@@ -248,7 +248,7 @@ def labels_of_kueue_are_understood(job: Job) -> Iterator[Violation]:
     for name in job.metadata.annotations:
         if name.startswith(OF_KUEUE):
             resized = "placement: separate, rewardModel or judge"
-            elastic = f"{name} is set automatically on the cluster if the job can be resized ({resized})"
+            elastic = f"{name} is set automatically on the RayCluster if the job can be resized ({resized})"
             yield Violation(
                 f"metadata.annotations[{name}]",
                 "is not passed to the job's cluster",

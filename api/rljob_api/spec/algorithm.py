@@ -178,7 +178,7 @@ class Kl(SpecModel):
 
 
 class CriticModel(SpecModel):
-    """A decoder of any size with the policy's vocabulary. A reward model (a sequence classifier with one label) keeps
+    """A decoder of any size with the policy's tokenizer. A reward model (a sequence classifier with one label) keeps
     its head; otherwise the head starts at zero."""
 
     source: Location = Field(description="Path, hub id or pvc://claim/path.")
@@ -198,7 +198,7 @@ class CriticSpec(SpecModel):
         default=None,
         ge=0,
         le=1000000,
-        description="Values in the loss stay this close to those at sampling time. 0 turns it off.",
+        description="Values in the loss are clipped to within this of those at sampling time. 0 turns it off.",
     )
     warmup_steps: Annotated[int | None, Fallback(0)] = Field(
         default=None, ge=0, le=1000000, description="Initial steps that train only the critic."
@@ -284,9 +284,9 @@ class RolloutCorrection(SpecModel):
     )
     mode: Literal["none", "bypass", "decoupled"] | None = Field(
         default=None,
-        description="pi_old. none: the trainer's at the start of the step. bypass: the engine's. decoupled: the "
-        "trainer's; weights and rejection correct for the engine's. Default: the preset's, else none in pipeline "
-        "mode sync, bypass otherwise.",
+        description="Source of pi_old. none: the trainer, at the start of the step. bypass: the engine. decoupled: "
+        "the trainer, with weights and rejection to correct for the engine. Default: the preset's, else none in "
+        "pipeline mode sync, bypass otherwise.",
     )
     proximal: Literal["recomputed", "interpolated"] | None = Field(
         default=None,

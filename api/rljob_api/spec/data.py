@@ -154,7 +154,7 @@ class Data(SpecModel):
 
     train: TrainData = Field(description="Training prompts.")
     validation: Annotated[Listed[ValidationSet], Field(max_length=32), MapKeys(("name",))] = Field(
-        default=(), description="Held-out sets, scored every validation.every steps."
+        default=(), description="Held-out sets; validation.every sets when they are scored."
     )
     prompt: PromptText = Field(
         default="question",

@@ -173,7 +173,7 @@ def test_a_file_that_is_no_job_is_named_also_when_it_is_the_only_one(
 def test_assignments_are_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "job.yaml", "--set", "stop.steps=5", "--quiet"]) == 0
     assert main(["validate", "job.yaml", "--set", "stop.steps=0"]) == 64
-    assert capsys.readouterr().out == "spec.stop.steps: 0 is too small; allowed is 1 to 100000000\n"
+    assert capsys.readouterr().out == "spec.stop.steps: 0 is too small; must be 1 to 100000000\n"
 
 
 def test_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
