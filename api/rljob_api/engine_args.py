@@ -25,9 +25,9 @@ SET_BY_RLJOB: Mapping[str, str] = {
     "max_model_len": "use data.maxPromptTokens and rollout.maxResponseTokens",
     "max_num_seqs": "use rollout.maxConcurrent",
     "tensor_parallel_size": "use rollout.parallelism.tensor",
-    "pipeline_parallel_size": "remove it: engines have no stages",
+    "pipeline_parallel_size": "remove it; engines do not support pipeline parallelism",
     "data_parallel_size": "use rollout.replicas",
-    "nnodes": "remove it: an engine lives in one pod",
+    "nnodes": "remove it; an engine runs in one pod",
     "node_rank": _NO,
     "master_addr": _NO,
     "master_port": _NO,
@@ -35,7 +35,7 @@ SET_BY_RLJOB: Mapping[str, str] = {
     "max_logprobs": _NO,
     "generation_config": _NO,
     "override_generation_config": "use rollout.sampling",
-    "logits_processors": "remove it: the trainer can't follow what it does to the probabilities",
+    "logits_processors": "remove it; the trainer cannot reproduce its effect on the probabilities",
     "enable_lora": "use spec.model.lora.publish",
     "max_loras": _NO,
     "max_cpu_loras": _NO,
@@ -43,6 +43,6 @@ SET_BY_RLJOB: Mapping[str, str] = {
     "lora_target_modules": "use spec.model.lora.targets",
     "enable_sleep_mode": "use rollout.freeCacheEngine",
     "weight_transfer_config": _NO,
-    "hf_token": "use the environment (HF_TOKEN, by a Secret in pod.env)",
+    "hf_token": "use the environment (HF_TOKEN, from a Secret in pod.env)",
 }
 """Names that rljob sets, with what to use instead."""

@@ -30,13 +30,13 @@ def _nothing(value: Any) -> bool:
 
 
 class Condition(StatusModel):
-    """One condition, as of every Kubernetes object."""
+    """A condition, as for every Kubernetes object."""
 
     type: Annotated[Word, Field(min_length=1, max_length=316)] = Field(description="Name of the condition.")
     status: ConditionValue = Field(description="Whether it holds.")
     reason: Annotated[Word, Field(min_length=1, max_length=1024)] = Field(description="Why, in one word.")
     message: Annotated[str, Field(max_length=32768)] = Field(default="", description="Why, in a sentence.")
-    observed_generation: Count = Field(default=0, description="Generation that this was said of.")
+    observed_generation: Count = Field(default=0, description="Generation that the condition is about.")
     since: Instant = Field(default=LONG_AGO, alias="lastTransitionTime", description="When the status last changed.")
 
     @property
@@ -47,13 +47,13 @@ class Condition(StatusModel):
 class Attempt(StatusModel):
     """One run of the driver."""
 
-    number: Count = Field(alias="attempt", description="Its number.")
-    incarnation: Count = Field(default=1, description="Number of the cluster it ran on.")
-    started: Instant = Field(default=LONG_AGO, alias="startTime", description="When it was started.")
+    number: Count = Field(alias="attempt", description="Number of the attempt.")
+    incarnation: Count = Field(default=1, description="Number of its Ray cluster.")
+    started: Instant = Field(default=LONG_AGO, alias="startTime", description="When it started.")
     ended: Instant | None = Field(default=None, alias="endTime", description="When it ended.")
     reason: Name = Field(default="", exclude_if=_nothing, description="How it ended, in one word.")
     message: Annotated[str, Field(max_length=4096)] = Field(
-        default="", exclude_if=_nothing, description="How it ended; while it runs, which pods have crashed."
+        default="", exclude_if=_nothing, description="How it ended; while running, which pods crashed."
     )
     exit_code: Annotated[int, Field(ge=-255, le=255)] | None = Field(
         default=None, description="The driver's exit code."
@@ -61,53 +61,53 @@ class Attempt(StatusModel):
     checkpoint_step: Count | None = Field(default=None, description="Step of the newest checkpoint when it ended.")
     counted: bool = Field(default=False, description="Whether it counts against spec.retry.limit.")
     disrupted: bool = Field(
-        default=False, exclude_if=_nothing, description="A pod was evicted or its node lost while it ran."
+        default=False, exclude_if=_nothing, description="A pod was evicted or lost its node during the attempt."
     )
     lines: Annotated[Listed[Annotated[str, Field(max_length=2048)]], Field(max_length=64)] = Field(
-        default=(), alias="lastLines", exclude_if=_nothing, description="The driver's last lines; secrets are masked."
+        default=(), alias="lastLines", exclude_if=_nothing, description="The driver's last lines, with secrets masked."
     )
 
 
 class PoolStatus(StatusModel):
-    """One pool, in replicas."""
+    """Status of one pool, in replicas."""
 
     desired: Count = Field(default=0, description="Replicas wanted.")
     replicas: Count = Field(default=0, description="Replicas that exist.")
     ready: Count = Field(default=0, description="Replicas that are ready.")
-    summary: Annotated[str, Field(max_length=64)] = Field(default="", description="Ready of wanted: `3/4`.")
+    summary: Annotated[str, Field(max_length=64)] = Field(default="", description="Ready and wanted: `3/4`.")
     selector: Annotated[str, Field(max_length=2048)] = Field(default="", description="Label selector of its pods.")
 
 
 class ProgressStatus(StatusModel):
-    """Where training stands, from the driver."""
+    """Training progress, from the driver."""
 
-    step: Count = Field(default=0, description="Steps done.")
+    step: Count = Field(default=0, description="Completed steps.")
     version: Count = Field(default=0, description="Policy version.")
-    total_steps: Count | None = Field(default=None, description="Steps in all, where they can be told.")
+    total_steps: Count | None = Field(default=None, description="Total steps, if known.")
     reward: Figure | None = Field(default=None, description="Mean score of the last step.")
-    best_reward: Figure | None = Field(default=None, description="Best mean score of a step so far.")
+    best_reward: Figure | None = Field(default=None, description="Best mean score of any step.")
     validation: Annotated[dict[Name, Figure], Field(max_length=64)] = Field(
-        default={}, exclude_if=_nothing, description="Last validation score by set."
+        default={}, exclude_if=_nothing, description="Last validation score per set."
     )
-    step_seconds: Figure | None = Field(default=None, description="Time of a step.")
-    tokens_per_second: Figure | None = Field(default=None, description="Response tokens of all engines.")
-    trainer_idle: Figure | None = Field(default=None, description="Share of time that the trainer waits.")
-    rollout_idle: Figure | None = Field(default=None, description="Share of time that the engines wait.")
-    oldest_age: Count | None = Field(default=None, description="Largest age of the groups last trained, in versions.")
-    age_bound: Count | None = Field(default=None, description="Largest age allowed: staleness.maxAge in force.")
+    step_seconds: Figure | None = Field(default=None, description="Duration of a step.")
+    tokens_per_second: Figure | None = Field(default=None, description="Response tokens per second, all engines.")
+    trainer_idle: Figure | None = Field(default=None, description="Fraction of time that the trainer waits.")
+    rollout_idle: Figure | None = Field(default=None, description="Fraction of time that the engines wait.")
+    oldest_age: Count | None = Field(default=None, description="Largest age in the last trained groups, in versions.")
+    age_bound: Count | None = Field(default=None, description="Maximum age: staleness.maxAge in force.")
     unsaved: Text = Field(
         default="",
         exclude_if=_nothing,
-        description="Why the newest checkpoint could not be written; absent: it could.",
+        description="Why the newest checkpoint failed; absent: it did not.",
     )
     waiting_for: Annotated[str, Field(max_length=2048)] | None = Field(
         default=None, description="What the run waits for."
     )
-    eta: Instant | None = Field(default=None, description="When the run is expected to end.")
+    eta: Instant | None = Field(default=None, description="Expected end of the run.")
     engines_ready: Count | None = Field(default=None, description="Engines that serve or validate.")
-    ranks_ready: Count | None = Field(default=None, description="Trainer ranks that answer.")
-    scorers_ready: Count | None = Field(default=None, description="Replicas of the reward models that score.")
-    judges_ready: Count | None = Field(default=None, description="Engines of the judge that answer.")
+    ranks_ready: Count | None = Field(default=None, description="Trainer ranks that respond.")
+    scorers_ready: Count | None = Field(default=None, description="Reward model replicas that score.")
+    judges_ready: Count | None = Field(default=None, description="Judge engines that respond.")
 
     @classmethod
     def of(cls, driver: DriverStatus) -> ProgressStatus:
@@ -146,30 +146,30 @@ def _rounded(value: float) -> float:
 
 
 class RLJobStatus(StatusModel):
-    """What the operator has seen and done. Written by the operator only."""
+    """What the operator has observed and done. Written only by the operator."""
 
     observed_generation: Count = Field(default=0, description="Generation that the status is about.")
     algorithm: Name = Field(default="", exclude_if=_nothing, description="Preset of the job.")
-    incarnation: Count = Field(default=1, description="Number of the present or next cluster.")
-    attempt: Count = Field(default=0, description="Highest attempt ever begun.")
+    incarnation: Count = Field(default=1, description="Number of the current or next Ray cluster.")
+    attempt: Count = Field(default=0, description="Highest attempt started.")
     failures: Count = Field(default=0, description="Counted failures since the last checkpoint.")
     attempts: Annotated[Listed[Attempt], Field(max_length=64), MapKeys(("attempt",))] = Field(
         default=(), exclude_if=_nothing, description="The newest attempts."
     )
     ready: Annotated[str, Field(max_length=64)] = Field(
-        default="", exclude_if=_nothing, description="Ready replicas of those wanted, all pools together: `7/8`."
+        default="", exclude_if=_nothing, description="Ready and wanted replicas of all pools: `7/8`."
     )
     pools: Annotated[dict[Name, PoolStatus], Field(max_length=16)] = Field(
         default={}, exclude_if=_nothing, description="Pools by name."
     )
-    progress: ProgressStatus | None = Field(default=None, description="Where training stands.")
-    checkpoint: LastCheckpoint | None = Field(default=None, description="The newest whole checkpoint.")
+    progress: ProgressStatus | None = Field(default=None, description="Training progress.")
+    checkpoint: LastCheckpoint | None = Field(default=None, description="Newest complete checkpoint.")
     start_time: Instant | None = Field(default=None, description="When the job was first admitted.")
     end_time: Instant | None = Field(default=None, description="When the job ended.")
-    pause_time: Instant | None = Field(default=None, description="Since when it is suspended, or has lost its quota.")
-    paused_seconds: Count = Field(default=0, exclude_if=_nothing, description="How long it was so before.")
-    suspend_time: Instant | None = Field(default=None, description="Since when the job is wanted suspended.")
-    resize_time: Instant | None = Field(default=None, description="Since when a pool is being made smaller.")
+    pause_time: Instant | None = Field(default=None, description="When the job was suspended or lost its quota.")
+    paused_seconds: Count = Field(default=0, exclude_if=_nothing, description="Length of earlier pauses.")
+    suspend_time: Instant | None = Field(default=None, description="When suspension was requested.")
+    resize_time: Instant | None = Field(default=None, description="When a pool began to shrink.")
     conditions: Annotated[Listed[Condition], Field(max_length=32), MapKeys(("type",))] = Field(
         default=(), description="Accepted, Admitted, ClusterReady, Running, Progressing, Resizing and others."
     )

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from rljob_api import rules, schema
 from rljob_api.overrides import apply, merged
-from rljob_api.problems import near_field, violations_of
+from rljob_api.problems import probably_meant, violations_of
 from rljob_api.spec.job import API_VERSION, KIND, RLJob
-from rljob_api.violations import JobInvalid, Violation, path_of, touches
+from rljob_api.violations import JobInvalid, Violation, speaks_of, touches
 from rljob_api.yaml_reading import MAX_CHARACTERS, Document, YamlError, read_documents
 
 GROUP = API_VERSION.partition("/")[0]
@@ -82,7 +82,7 @@ def load_jobs(path_or_text: str | Path, assignments: Sequence[str] = (), overlay
 
 
 def read_overlay(path: Path) -> dict[str, Any]:
-    """What a file lays over a job: one map with any part of a job in it.
+    """What a file lays over a job: one map with any part of a job in it, but not a whole one.
 
     Raises ``JobInvalid`` when it is none, and ``OSError`` when it cannot be read.
     """
@@ -90,14 +90,22 @@ def read_overlay(path: Path) -> dict[str, Any]:
         documents = read_documents(read_text(path))
     except YamlError as problem:
         place = f"{path}, line {problem.line}, column {problem.column}"
-        raise JobInvalid([Violation(place, problem.problem, "mend the YAML there")]) from None
+        raise JobInvalid([Violation(place, problem.problem, "fix the YAML syntax here")]) from None
     if len(documents) != 1 or not isinstance(documents[0].data, dict):
         violation = Violation(
             str(path),
-            f"an overlay is one map, but the file holds {len(documents)} documents"
+            f"an overlay is one map, but the file contains {len(documents)} documents"
             if len(documents) != 1
             else "an overlay is a map",
-            "write the fields that differ, for example spec: {batch: {groups: 64}}",
+            "write the fields to override, for example spec: {batch: {groups: 64}}",
+        )
+        raise JobInvalid([violation])
+    if "kind" in documents[0].data:
+        # A shell's jobs/*.yaml would lay each over the one before.
+        violation = Violation(
+            f"{path}, line {documents[0].line_of(('kind',))}",
+            "is an object of its own, and every file after the first is laid over the job in that",
+            "give each job to a call of its own, or leave apiVersion and kind out of an overlay",
         )
         raise JobInvalid([violation])
     return documents[0].data
@@ -113,10 +121,10 @@ def check_text(
         documents = read_documents(text)
     except YamlError as problem:
         place = f"{f'{name}, ' if name else ''}line {problem.line}, column {problem.column}"
-        return [Checked(None, [Violation(place, problem.problem, "mend the YAML there")])]
+        return [Checked(None, [Violation(place, problem.problem, "fix the YAML syntax here")])]
     jobs = [document for document in documents if not _is_another_kind(document.data)]
     if not jobs:
-        return [Checked(None, [Violation(name or "the file", f"there is no {KIND} in it", f"write kind: {KIND}")])]
+        return [Checked(None, [Violation(name or "the file", f"contains no {KIND}", f"write kind: {KIND}")])]
     outcomes = []
     for document in jobs:
         data, source = document.data, None if overlays else document
@@ -125,7 +133,7 @@ def check_text(
         try:
             data = apply(data, assignments) if assignments else data
         except ValueError as problem:
-            outcomes.append(Checked(None, [Violation("--set", str(problem), "mend the assignment")], source))
+            outcomes.append(Checked(None, [Violation("--set", str(problem), "fix the assignment")], source))
             continue
         readable, violations = _read_job(data)
         job = readable.job if readable is not None and not violations else None
@@ -148,10 +156,11 @@ def _read_job(data: Any) -> tuple[Readable | None, list[Violation]]:
         job = RLJob.model_validate(data, by_alias=True, by_name=False)
     except ValidationError as error:
         found = violations_of(error)
-        wrong = {violation.path for violation in found} | _probably_meant(error)
+        wrong = {violation.path for violation in found} | probably_meant(error)
         jobs, sections = _rest(data, error)
         readable = Readable(jobs[0], frozenset(wrong | sections)) if jobs else None
-        return readable, found + [v for v in _broken_in_all(jobs) if not touches(v.path, wrong)]
+        said = [v for v in _broken_in_all(jobs) if not touches(v.path, wrong) and not speaks_of(v, wrong | sections)]
+        return readable, found + said
     return Readable(job), rules.broken(job)
 
 
@@ -262,12 +271,6 @@ def _stood_in(
         return RLJob.model_validate(whole, by_alias=True, by_name=False)
     except ValidationError:
         return None
-
-
-def _probably_meant(error: ValidationError) -> set[str]:
-    """Paths of the fields that unknown names were meant to be: that those are absent is no news."""
-    unknown = (d["loc"] for d in error.errors(include_url=False) if d["type"] == "extra_forbidden")
-    return {path_of((*place[:-1], near)) for place in unknown if (near := near_field(place))}
 
 
 def _remove(data: Any, path: Sequence[str | int], stand_in: str | None) -> None:

@@ -34,9 +34,9 @@ def _slow_tools(job: ResolvedJob) -> Iterator[Violation]:
     if calls > 0:
         yield Violation(
             "spec.pipeline.staleness.onDeadline",
-            f"an episode may make {calls} calls of up to {environment.call_seconds} s ({', '.join(slow)}); training "
-            f"waits for one that takes longer than {staleness.max_age} steps (maxAge)",
-            "set onDeadline: end, which trains late episodes with what they have, or lower callSeconds",
+            f"an episode can make {calls} calls of up to {environment.call_seconds} s ({', '.join(slow)}); training "
+            f"waits for an episode that takes longer than {staleness.max_age} steps (maxAge)",
+            "set onDeadline: end, which truncates late episodes and trains on them, or lower callSeconds",
         )
 
 
@@ -54,13 +54,13 @@ def _memory(job: ResolvedJob, shape: ModelShape | None) -> Iterator[Violation]:
     if job.spec.rollout.engine == "vllm" and job.spec.trainer.gpus_per_replica and not plan.inputs.engine_gpus:
         yield Violation(
             "spec.rollout.gpusPerReplica",
-            "engines sample on CPUs, while the trainer has GPUs",
-            "set it to 1, or to parallelism.tensor, unless that is meant",
+            "engines sample on CPUs, although the trainer has GPUs",
+            "set it to 1, or to parallelism.tensor, unless this is intended",
         )
     for device in plan.devices:
         if device.missing:
             change = plan.remedies.get(device.name)
-            remedy = f"set {change}" if change else "use larger GPUs, or a smaller model"
+            remedy = f"set {change}" if change else "use larger GPUs or a smaller model"
             yield Violation(_field_of(device), _exceeds(device), f"{remedy} (rljob plan JOB --memory shows the parts)")
 
 
@@ -76,8 +76,8 @@ def _exceeds(device: MemoryHolder) -> str:
     peak, capacity = device.peak, device.capacity or 0
     largest = max(peak.parts, key=lambda part: peak.parts[part])
     return (
-        f"{device.name}: {gib(peak.total)} GiB at its fullest ({peak.name}; {largest}: {gib(peak.parts[largest])}), "
-        f"but there are {gib(capacity)}"
+        f"{device.name}: needs {gib(peak.total)} GiB at its peak ({peak.name}; {largest}: "
+        f"{gib(peak.parts[largest])}), but has only {gib(capacity)}"
     )
 
 
@@ -89,16 +89,16 @@ def _rows_over_pods(job: ResolvedJob) -> Iterator[Violation]:
     if own and own % tensor:
         yield Violation(
             "spec.trainer.parallelism.tensor",
-            f"the {tensor} ranks of a layer do not all stand in one pod of {own} GPUs; they add the row up twice in "
-            "each layer, over the network where they are in different pods",
-            "choose a tensor that divides trainer.gpusPerReplica",
+            f"the {tensor} tensor-parallel ranks do not all fit in one pod of {own} GPUs; they all-reduce "
+            "activations twice in each layer, over the network between pods",
+            "use a tensor that divides trainer.gpusPerReplica",
         )
         return
     context = trainer.parallelism.context * tensor
     if own and trainer.parallelism.context > 1 and own % context:
         yield Violation(
             "spec.trainer.parallelism.context",
-            f"the {context} ranks of a row do not all stand in one pod of {own} GPUs; they exchange the row twice in "
-            "each layer, over the network where they are in different pods",
+            f"the {context} ranks that share a row do not all fit in one pod of {own} GPUs; they exchange the row "
+            "twice in each layer, over the network between pods",
             "choose context (times tensor) so that it divides trainer.gpusPerReplica",
         )

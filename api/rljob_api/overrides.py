@@ -73,7 +73,9 @@ def _assign(document: Any, parts: list[str], value: Any, assignment: str) -> Non
         where = ".".join(parts[:depth]) or "the document"
         if isinstance(holder, list):
             if not re.fullmatch(r"[0-9]+", part) or int(part) > len(holder):
-                raise ValueError(f"{assignment!r}: {where} is a list of {len(holder)}; {part!r} is no position in it")
+                raise ValueError(
+                    f"{assignment!r}: {where} is a list of {len(holder)}; {part!r} is not a position in it"
+                )
             index = int(part)
             if last and value is None:
                 if index < len(holder):

@@ -54,7 +54,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         ),
     ),
     "grpo": Preset(
-        title="Group relative policy optimisation: the group's mean is the baseline, its deviation the scale.",
+        title="Group relative policy optimisation: subtracts the group's mean and divides by its standard deviation.",
         source="arXiv 2402.03300",
         samples_per_prompt=8,
         algorithm=Algorithm(
@@ -67,7 +67,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         ),
     ),
     "dr_grpo": Preset(
-        title="GRPO without its two biases: no division by the deviation, none by the length.",
+        title="GRPO without its two biases: no division by the standard deviation or by the length.",
         source="arXiv 2503.20783",
         samples_per_prompt=8,
         algorithm=Algorithm(
@@ -80,7 +80,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         ),
     ),
     "dapo": Preset(
-        title="GRPO with a higher upper clip, token mean, dynamic sampling; reward.overlong is its soft punishment.",
+        title="GRPO with a higher upper clip, token mean and dynamic sampling; reward.overlong is its soft penalty.",
         source="arXiv 2503.14476; dual clip of the published recipe",
         samples_per_prompt=16,
         algorithm=Algorithm(
@@ -94,7 +94,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         ),
     ),
     "gspo": Preset(
-        title="Group sequence policy optimisation: one ratio for a whole sequence.",
+        title="Group sequence policy optimisation: one importance ratio per sequence.",
         source="arXiv 2507.18071",
         samples_per_prompt=8,
         algorithm=Algorithm(
@@ -107,7 +107,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         ),
     ),
     "rloo": Preset(
-        title="REINFORCE with the mean of the other samples as baseline.",
+        title="REINFORCE with the mean reward of the other samples as baseline.",
         source="arXiv 2402.14740 (n = 4; KL in the reward)",
         samples_per_prompt=4,
         algorithm=Algorithm(
@@ -133,7 +133,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         ),
     ),
     "reinforce_plus_plus_baseline": Preset(
-        title="REINFORCE++ with the group's mean as baseline, and k2 in the loss.",
+        title="REINFORCE++ with the group's mean as baseline and k2 in the loss.",
         source="arXiv 2501.03262 (KL coefficient: ours)",
         samples_per_prompt=8,
         algorithm=Algorithm(
@@ -146,7 +146,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         ),
     ),
     "remax": Preset(
-        title="REINFORCE with the reward of the greedy response as baseline.",
+        title="REINFORCE with the greedy response's reward as baseline.",
         source="arXiv 2310.10505 (KL coefficient: ours)",
         samples_per_prompt=1,
         algorithm=Algorithm(
@@ -159,7 +159,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         ),
     ),
     "cispo": Preset(
-        title="The ratio is clipped and detached, so that no token loses its gradient.",
+        title="Clips and detaches the importance ratio, so that every token keeps its gradient.",
         source="arXiv 2506.13585 (no lower bound); upper bound 5 from arXiv 2510.13786",
         samples_per_prompt=16,
         algorithm=Algorithm(
@@ -185,7 +185,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         ),
     ),
     "sapo": Preset(
-        title="Soft adaptive policy optimisation: a smooth gate in place of the clip.",
+        title="Soft adaptive policy optimisation: a smooth gate instead of the clip.",
         source="arXiv 2511.20347",
         samples_per_prompt=8,
         algorithm=Algorithm(

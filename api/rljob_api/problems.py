@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from rljob_api import schema
 from rljob_api.schema import Node
+from rljob_api.spec.base import IN_MODULE
 from rljob_api.violations import Violation, path_of
 
 Location = tuple[str | int, ...]
@@ -24,12 +25,21 @@ def violations_of(error: ValidationError) -> list[Violation]:
     """Every error of a validation as a violation, in the order of the document."""
     details = error.errors(include_url=False)
     places = [tuple(entry["loc"]) for entry in details]
-    # pydantic counts only the good items of a list: "too short" beside a bad item says nothing new.
+    meant = probably_meant(error)
+    # pydantic counts only the good items of a list: "too short" beside a bad item says nothing new. Nor does "required"
+    # of a field whose name is written wrong.
     return [
         _violation(entry)
         for entry, place in zip(details, places, strict=True)
-        if entry["type"] != "too_short" or not any(p[: len(place)] == place and p != place for p in places)
+        if (entry["type"] != "too_short" or not any(p[: len(place)] == place and p != place for p in places))
+        and (entry["type"] != "missing" or path_of(place) not in meant)
     ]
+
+
+def probably_meant(error: ValidationError) -> set[str]:
+    """Paths of the fields that unknown names were meant to be."""
+    unknown = (entry["loc"] for entry in error.errors(include_url=False) if entry["type"] == "extra_forbidden")
+    return {path_of((*place[:-1], near)) for place in unknown if (near := near_field(place))}
 
 
 def near_field(location: Location) -> str | None:
@@ -41,12 +51,28 @@ def near_field(location: Location) -> str | None:
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str | None:
-    """The known name closest to a wrong one, if any is close."""
-    known = list(known)
-    by_letters = {re.sub(r"[^a-z0-9]", "", name.lower()): name for name in known}
-    letters = re.sub(r"[^a-z0-9]", "", wrong.lower())
-    close = difflib.get_close_matches(letters, by_letters, n=1, cutoff=0.75)
-    return by_letters[close[0]] if close else None
+    """The known name that a wrong one probably stands for: one of its words (async for fullyAsync), its letters in
+    another order, letters that are nearly the same, or its initials (lr for learningRate)."""
+    by_letters = {_letters(name): name for name in known}
+    letters = _letters(wrong)
+    if letters in by_letters:
+        return by_letters[letters]
+    with_it = [name for name in by_letters.values() if letters in _words(name)]
+    if len(with_it) == 1:
+        return with_it[0]
+    close = difflib.get_close_matches(letters, by_letters, n=3, cutoff=0.75)
+    if close:
+        return by_letters[next((name for name in close if sorted(name) == sorted(letters)), close[0])]
+    by_initials = {"".join(word[0] for word in _words(name)): name for name in by_letters.values()}
+    return by_initials.get(letters) if len(letters) > 1 else None
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)]
 
 
 def shown(value: Any) -> str:
@@ -73,7 +99,7 @@ _PATTERNS: Mapping[str, str] = {
     "label": "use lower-case letters, digits and '-', with a letter or digit at both ends",
     "function": "write module:function, for example my_rewards:score",
     "image": "write registry/name:tag, with the name in lower case",
-    "backend": "write fsdp2, or a class of your own as module:Class",
+    "backend": "write fsdp2, or your own class as module:Class",
     "env": "use letters, digits and '_', not starting with a digit",
     "path": "use an absolute path without ':'",
     "quantity": "write a quantity such as 4, 500m or 16Gi",
@@ -96,7 +122,7 @@ def _violation(details: Any) -> Violation:
     if kind == "extra_forbidden":
         return Violation(path, "there is no such field", _unknown_field(location))
     if node is None:
-        return Violation(path, details["msg"], "correct it; `rljob explain` says what is meant")
+        return Violation(path, details["msg"], "correct it; see `rljob explain`")
     if is_key:
         container = schema.find(location[:-1])
         keys = container.keys if container is not None and container.keys is not None else node
@@ -125,16 +151,16 @@ def _constraint(kind: str, value: Any, context: Mapping[str, Any], node: Node) -
     if kind.endswith("_type") or kind in ("is_instance_of", "invalid-json-value"):
         return _wrong_type(value, node)
     if kind == "string_pattern_mismatch":
-        return f"{shown(value)} does not have the right form", _form(node)
+        return f"{shown(value)} does not have the right form", _form(node, str(value))
     if kind in ("string_too_short", "string_too_long", "too_short", "too_long"):
         counted = {"list": "items", "map": "entries"}.get(node.kind, "characters")
         has = context.get("actual_length", len(value) if isinstance(value, str | list | dict) else "?")
-        return f"has {has} {counted}", f"allowed are {node.bounds}"
+        return f"has {has} {counted}", f"use {node.bounds}"
     if kind == "finite_number":
         return f"{value} is not a finite number", f"use {node.bounds or 'a number'}"
     if kind.startswith(("greater_than", "less_than")):
         side = "too small" if kind.startswith("greater") else "too large"
-        return f"{shown(value)} is {side}", f"allowed is {node.bounds}"
+        return f"{shown(value)} is {side}", f"must be {node.bounds}"
     return f"{shown(value)} is not valid", f"write {node.type_name}"
 
 
@@ -163,12 +189,12 @@ def _wrong_type(value: Any, node: Node) -> tuple[str, str]:
     problem = f"must be {expected}, not {actual}"
     numeric = node.kind in ("integer", "number")
     if value is None:
-        return f"must be {expected}, but is empty", "give it a value or remove the line"
+        return f"must be {expected}, but is empty", "give it a value, or remove the line"
     too_large = isinstance(value, str) and _beyond_every_number(value)
     # Whole numbers that 64 bits do not hold are read as others.
     too_large = too_large or (node.kind == "integer" and isinstance(value, float) and abs(value) >= 2**63)
     if numeric and too_large:
-        return f"must be {expected}, and {shown(value)} is too large for one", f"use {node.bounds or 'a smaller one'}"
+        return f"must be {expected}, but {shown(value)} is too large for one", f"use {node.bounds or 'a smaller one'}"
     if isinstance(value, str) and numeric and re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value, re.IGNORECASE):
         return problem, "remove the quotes"
     if isinstance(value, str) and node.kind == "boolean":
@@ -183,14 +209,14 @@ def _wrong_type(value: Any, node: Node) -> tuple[str, str]:
     if node.kind == "integer" and isinstance(value, float):
         return problem, f"use {node.bounds or 'a whole number'}"
     if node.kind == "list":
-        return problem, "write the items with '- ' before each, or in [ ]"
+        return problem, "start each item with '- ', or write them in [ ]"
     if node.kind in ("object", "map"):
         fields = ", ".join(list(node.fields)[:8])
         return problem, f"write name: value pairs{f', of {fields}' if fields else ''}"
     return problem, f"use {node.bounds or expected}"
 
 
-def _form(node: Node) -> str:
+def _form(node: Node, value: str) -> str:
     pattern = node.pattern or ""
     if node.kind == "quantity":
         return _PATTERNS["quantity"]
@@ -203,7 +229,7 @@ def _form(node: Node) -> str:
     if pattern.startswith("^("):
         return _PATTERNS["key"]
     if ":" in pattern and pattern.startswith("^[A-Za-z_]"):
-        return _PATTERNS["function"]
+        return function_of_file(value) or _PATTERNS["function"]
     if pattern.startswith("^[A-Za-z_]"):
         return _PATTERNS["env"]
     if pattern.startswith("^/"):
@@ -211,23 +237,46 @@ def _form(node: Node) -> str:
     return _PATTERNS["source"]
 
 
+def function_of_file(text: str) -> str | None:
+    """What to write in the place of a function whose file is named; None: no file is."""
+    file, _, function = text.partition(":")
+    if not file.endswith(".py"):
+        return None
+    module = file.removesuffix(".py").removeprefix("./").replace("/", ".")
+    if re.fullmatch(IN_MODULE, f"{module}:x") is None:
+        module = file.removesuffix(".py").rpartition("/")[2]
+        return f"put the file beside the job file, and write its name without .py: {module}:{function or 'function'}"
+    return f"write the module, without .py: {module}:{function or 'function'}"
+
+
 def _unknown_field(location: Location) -> str:
     """A remedy for a name that does not exist: a near name here, or the same name elsewhere in the tree."""
     if location == ("metadata", "generateName"):
-        return "write metadata.name: what is applied again by its name changes the job, and makes no other one"
+        return "write metadata.name: applying a file again must change the same job, not create another"
     if near := near_field(location):
         return f"did you mean {near}?"
-    if elsewhere := _places_of(to_camel(str(location[-1])), path_of(location)):
-        return f"did you mean {' or '.join(elsewhere[:2])}?"
     parent = schema.find(location[:-1])
     known = ", ".join(parent.fields) if parent is not None else ""
-    return f"known here are {known}" if known else "remove it"
+    path = path_of(location)
+    elsewhere = places_of(to_camel(str(location[-1])), path)
+    if not elsewhere:
+        return f"the fields here are {known}" if known else "remove it"
+    hint = f"did you mean {' or '.join(elsewhere[:2])}?"
+    return f"the fields here are {known}; or {hint}" if known and _is_far(elsewhere[0], path) else hint
 
 
-def _places_of(name: str, near: str) -> list[str]:
-    """Where in the job file a field of that name exists, the closest to ``near`` first."""
-    places = [path for path, node in schema.walk() if node.name == name and ".pod." not in path]
-    return sorted(places, key=lambda path: (-_shared(path, near), path.count("."), path))
+def places_of(name: str, near: str) -> list[str]:
+    """The paths of the fields that a name may stand for, of those the closest to ``near``."""
+    paths = {path: node.name for path, node in schema.walk() if ".pod." not in path}
+    meant = name if name in paths.values() else did_you_mean(name, paths.values())
+    places = sorted((path for path in paths if paths[path] == meant), key=lambda path: (path.count("."), path))
+    closest = [path for path in places if _shared(path, near) == max(_shared(other, near) for other in places)]
+    return [path for path in closest if meant == name or not _is_far(path, near)]
+
+
+def _is_far(one: str, other: str) -> bool:
+    """Whether both are in sections, and in different ones."""
+    return _shared(one, other) < 2 < len(other.split("."))
 
 
 def _shared(one: str, other: str) -> int:

@@ -63,24 +63,24 @@ class StatusModel(SpecModel):
 
 
 class CurrentWait(StatusModel):
-    """What the run waits for at this moment, in one sentence."""
+    """What the run waits for now, in one sentence."""
 
     who: Name = Field(description="Who waits: trainer, engine 3, driver ...")
     reason: Text = Field(description="For what, with figures: 412 of 512 samples; oldest running 38 s on engine 3.")
-    since: Instant = Field(description="Since when.")
-    until: Instant | None = Field(default=None, description="When the wait becomes an error. None: it may last.")
+    since: Instant = Field(description="When the wait began.")
+    until: Instant | None = Field(default=None, description="When the wait becomes an error. None: no deadline.")
 
 
 class ReplicaStatus(StatusModel):
-    """One replica of a pool: an engine, or one that scores."""
+    """One replica of a pool: an engine or a scorer."""
 
     name: Name = Field(description="Its name in logs and metrics.")
     pod: Name | None = Field(default=None, description="The pod it runs in.")
     state: EngineState = Field(description="starting, loading, serving, validating, paused, draining, drained or lost.")
-    version: Count | None = Field(default=None, description="Policy version that an engine serves.")
-    running: Count = Field(default=0, description="Requests it works on.")
+    version: Count | None = Field(default=None, description="Policy version that the engine serves.")
+    running: Count = Field(default=0, description="Requests in progress.")
     doing: Text = Field(default="", description="What it works on or waits for, in a few words.")
-    safe_to_delete: bool = Field(default=False, description="Nothing is lost when its pod goes now.")
+    safe_to_delete: bool = Field(default=False, description="Its pod can be deleted now without losing anything.")
 
 
 class RolloutStatus(StatusModel):
@@ -92,11 +92,11 @@ class RolloutStatus(StatusModel):
 
 
 class ScoringPoolStatus(StatusModel):
-    """A pool that scores: of reward models, or of judges."""
+    """A pool of reward models or judges."""
 
     desired: Count = Field(description="Replicas wanted.")
     ready: Count = Field(description="Replicas that score.")
-    waiting: Count = Field(default=0, description="Samples that no replica has taken yet.")
+    waiting: Count = Field(default=0, description="Samples not yet taken by a replica.")
     replicas: Annotated[Listed[ReplicaStatus], Field(max_length=4096)] = Field(default=(), description="Each replica.")
 
 
@@ -104,11 +104,11 @@ class TrainerStatus(StatusModel):
     """The trainer pool."""
 
     desired: Count = Field(description="Ranks wanted.")
-    ready: Count = Field(description="Ranks that answer.")
+    ready: Count = Field(description="Ranks that respond.")
 
 
 class Pools(StatusModel):
-    """The job's pools. With placement colocated the engines live in the trainer's pods."""
+    """The job's pools. With placement colocated the engines run in the trainer's pods."""
 
     rollout: RolloutStatus = Field(description="The engines.")
     trainer: TrainerStatus = Field(description="The ranks.")
@@ -119,39 +119,41 @@ class Pools(StatusModel):
 
 
 class Ages(StatusModel):
-    """Ages in versions: of the groups trained in the last step, and how often each age has occurred in the run."""
+    """Ages in versions: for the groups trained in the last step, and counted over the run."""
 
     mean: float = Field(ge=0, description="Mean age.")
     max: Count = Field(description="Largest age.")
     bound: Count = Field(description="pipeline.staleness.maxAge in force.")
-    oldest: AgeMap = Field(default={}, description="Groups of the run by the age of their oldest token.")
-    tokens: AgeMap = Field(default={}, description="Response tokens of the run by age.")
+    oldest: AgeMap = Field(default={}, description="Groups in the run by the age of their oldest token.")
+    tokens: AgeMap = Field(default={}, description="Response tokens in the run by age.")
 
 
 class Throughput(StatusModel):
-    """Over the last steps."""
+    """Speed over the last steps."""
 
-    step_seconds: float = Field(ge=0, description="Time of a step.")
-    generated_tokens_per_second: float = Field(ge=0, description="Response tokens of all engines.")
-    trained_tokens_per_second: float = Field(ge=0, description="Prompt and response tokens of all ranks.")
-    trainer_idle: float = Field(ge=0, le=1, description="Share of time that the trainer waits.")
-    rollout_idle: float = Field(ge=0, le=1, description="Share of time that an engine has no request, mean.")
+    step_seconds: float = Field(ge=0, description="Duration of a step.")
+    generated_tokens_per_second: float = Field(ge=0, description="Response tokens per second, all engines.")
+    trained_tokens_per_second: float = Field(ge=0, description="Prompt and response tokens per second, all ranks.")
+    trainer_idle: float = Field(ge=0, le=1, description="Fraction of time that the trainer waits.")
+    rollout_idle: float = Field(
+        ge=0, le=1, description="Fraction of time that an engine has no request, mean over engines."
+    )
 
 
 class Scores(StatusModel):
-    """Scores: of the last training step, and of the last validation by set."""
+    """Scores of the last training step, and of the last validation per set."""
 
     mean: float | None = Field(default=None, description="Mean score of the last trained samples.")
-    best: float | None = Field(default=None, description="Best mean score of a step so far.")
-    validation: RewardMap = Field(default={}, description="Last validation score by set.")
+    best: float | None = Field(default=None, description="Best mean score of any step.")
+    validation: RewardMap = Field(default={}, description="Last validation score per set.")
 
 
 class LastCheckpoint(StatusModel):
-    """The newest whole checkpoint."""
+    """The newest complete checkpoint."""
 
-    uri: Text = Field(description="Where it lies.")
-    step: Count = Field(description="The step it was made after.")
-    time: Instant = Field(description="When.")
+    uri: Text = Field(description="Location of the checkpoint.")
+    step: Count = Field(description="Step of the checkpoint.")
+    time: Instant = Field(description="When it was written.")
 
 
 class End(StatusModel):
@@ -163,52 +165,54 @@ class End(StatusModel):
         description="0 done; 64 bad job file, 65 bad data, 66 bad checkpoint (no retry helps); 73 disk full; "
         "75 try again; else a crash."
     )
-    time: Instant = Field(description="When.")
+    time: Instant = Field(description="When it ended.")
 
 
 class Desired(SpecModel):
     """The operator's only command: idempotent, and repeated until the status echoes the generation."""
 
-    generation: Count = Field(description="Generation of the RLJob that this is made from.")
-    attempt: Annotated[int, Field(ge=1)] = Field(description="Attempt that is meant; another attempt's driver refuses.")
-    rollout_replicas: Count | None = Field(default=None, description="Engines wanted; the surplus is drained.")
+    generation: Count = Field(description="Generation of the RLJob it was made from.")
+    attempt: Annotated[int, Field(ge=1)] = Field(
+        description="Attempt it is for; the driver of another attempt refuses it."
+    )
+    rollout_replicas: Count | None = Field(default=None, description="Engines wanted; surplus ones are drained.")
     reward_model_replicas: PoolReplicas | None = Field(
-        default=None, description="Replicas of the reward models wanted; the surplus is drained."
+        default=None, description="Reward model replicas wanted; surplus ones are drained."
     )
     judge_replicas: PoolReplicas | None = Field(
-        default=None, description="Engines of the judge wanted; the surplus is drained."
+        default=None, description="Judge engines wanted; surplus ones are drained."
     )
     suspend: bool = Field(default=False, description="Write a checkpoint, then end with kind suspended.")
     settings: LiveSettings = Field(
-        default=LiveSettings(), description="All settings that may change live; none of them: they stay as they are."
+        default=LiveSettings(), description="All settings that can change live. If none is set, they stay as they are."
     )
 
 
 class DriverStatus(StatusModel):
-    """Where a run stands."""
+    """Status of a run."""
 
-    generation: Count = Field(description="Newest generation seen and acted on.")
-    attempt: Annotated[int, Field(ge=1)] = Field(description="This attempt's number.")
+    generation: Count = Field(description="Newest generation received and applied.")
+    attempt: Annotated[int, Field(ge=1)] = Field(description="Number of this attempt.")
     time: Instant = Field(description="When this was written.")
-    step: Count = Field(default=0, description="Steps done.")
+    step: Count = Field(default=0, description="Completed steps.")
     version: Count = Field(default=0, description="Policy version: number of weight publications.")
-    total_steps: Count | None = Field(default=None, description="Steps in all, where they can be told.")
-    waiting: CurrentWait | None = Field(default=None, description="What the run waits for; None: it works.")
+    total_steps: Count | None = Field(default=None, description="Total steps, if known.")
+    waiting: CurrentWait | None = Field(default=None, description="What the run waits for. None: it is working.")
     doing: Text = Field(default="", description="What the trainer works on or waits for, in one sentence.")
     beside: Annotated[Listed[CurrentWait], Field(max_length=64)] = Field(
-        default=(), description="What others than trainer and engines wait for at the same time."
+        default=(), description="What parts other than trainer and engines wait for."
     )
-    shares: ShareMap = Field(default={}, description="Shares of the last ten minutes by stage of the trainer.")
-    advice: Text = Field(default="", description="What would make the run faster, by its waits; empty: nothing.")
-    mismatch: Text = Field(default="", description="Which limits of the mismatch are exceeded; empty: none.")
-    unsaved: Text = Field(default="", description="Why the newest checkpoint could not be written; empty: it could.")
+    shares: ShareMap = Field(default={}, description="Fractions of the last ten minutes by trainer stage.")
+    advice: Text = Field(default="", description="What would speed up the run, judging by its waits. Empty: nothing.")
+    mismatch: Text = Field(default="", description="Exceeded mismatch limits. Empty: none.")
+    unsaved: Text = Field(default="", description="Why the newest checkpoint failed. Empty: it did not.")
     pools: Pools = Field(description="Engines and ranks.")
-    ages: Ages | None = Field(default=None, description="Ages of the samples last trained.")
-    throughput: Throughput | None = Field(default=None, description="Speed; None before the first step.")
+    ages: Ages | None = Field(default=None, description="Ages of the last trained samples.")
+    throughput: Throughput | None = Field(default=None, description="Speed. None before the first step.")
     rewards: Scores = Field(default=Scores(), description="Scores.")
-    checkpoint: LastCheckpoint | None = Field(default=None, description="The newest whole checkpoint.")
-    eta: Instant | None = Field(default=None, description="When the run is expected to end.")
-    end: End | None = Field(default=None, description="How the attempt ended; None: it runs.")
+    checkpoint: LastCheckpoint | None = Field(default=None, description="The newest complete checkpoint.")
+    eta: Instant | None = Field(default=None, description="Expected end of the run.")
+    end: End | None = Field(default=None, description="How the attempt ended. None: it is running.")
 
     def seconds_left(self, now: datetime) -> float | None:
         """Time to the expected end, at least 0; None when that cannot be told."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -49,6 +49,19 @@ def path_of(parts: Iterable[str | int]) -> str:
 def touches(path: str, others: Iterable[str]) -> bool:
     """Whether a path is at, above or below one of the others."""
     return any(_is_within(path, other) or _is_within(other, path) for other in others)
+
+
+def speaks_of(violation: Violation, hidden: Collection[str]) -> bool:
+    """Whether a sentence names one of the fields whose value is not known: it is then about a default or a stand-in.
+
+    A field is named as texts do it: by its path, with or without ``spec.``, or from a section that both are in.
+    """
+    # Of a list with a wrong item nothing is known.
+    unknown = {path[: end.start()] for path in hidden for end in re.finditer(r"\[|$", path)}
+    above = [violation.path[: end.start()] for end in re.finditer(r"[.\[]", violation.path)]
+    named = re.findall(r"[A-Za-z]+(?:\[\d+\])?(?:\.[A-Za-z]+(?:\[\d+\])?)*", f"{violation.problem} {violation.remedy}")
+    paths = {path for name in named for path in (name, *(f"{section}.{name}" for section in above))}
+    return any(_is_within(path, other) for path in paths for other in unknown)
 
 
 def _is_within(path: str, other: str) -> bool:

@@ -191,9 +191,9 @@ class _Reader:
         if node.tag == _TAG + "binary":
             raise _error("binary values are not supported", node)
         if isinstance(value, str) and "\0" in value:
-            raise _error("a text must not hold the character NUL", node)
+            raise _error("text must not contain the character NUL", node)
         if isinstance(value, float) and not math.isfinite(value):
-            raise _error(f"{node.value} is not a number that JSON knows", node)
+            raise _error(f"{node.value} is not a JSON number", node)
         if isinstance(value, str) and not value.isascii():
             return _whole_characters(value, node)
         return value
@@ -207,7 +207,7 @@ class _Reader:
                 continue
             key = self._key(key_node)
             if key in written:
-                raise _error(f"the key {key!r} is there twice; its first place is line {written[key][0]}", key_node)
+                raise _error(f"the key {key!r} appears twice, first on line {written[key][0]}", key_node)
             written[key] = _place(key_node)
             self.positions[(*path, key)] = _place(key_node)
             result[key] = self.value(value_node, (*path, key))
@@ -228,7 +228,7 @@ class _Reader:
                 raise _error("<< needs a map, or a list of maps", at)
             merged = self.value(part, path)
             if overridden := sorted(written.keys() & merged.keys()):
-                raise _error(f"<< would override {overridden[0]!r}, which stands before it; put << first", at)
+                raise _error(f"<< would override {overridden[0]!r} before it; put << first", at)
             result.update(merged)
 
     def _key(self, node: yaml.Node) -> str:
@@ -250,7 +250,7 @@ def _whole_characters(text: str, node: yaml.Node) -> str:
         return joined.decode("utf-16-le")
     except UnicodeDecodeError as problem:
         half = int.from_bytes(joined[problem.start : problem.start + 2], "little")
-        raise _error(f"\\u{half:04x} is half a character, without its other half", node) from None
+        raise _error(f"\\u{half:04x} is half a surrogate pair, without its other half", node) from None
 
 
 def _place(node: yaml.Node) -> tuple[int, int]:

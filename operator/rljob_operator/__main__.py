@@ -27,33 +27,37 @@ log = logging.getLogger(__name__)
 def parser() -> argparse.ArgumentParser:
     defaults = Settings()
     options = argparse.ArgumentParser(prog="rljob-operator", description="Runs RLJobs on Kubernetes with KubeRay.")
-    options.add_argument("--key-file", type=Path, help="a key for tokens, at least 32 bytes on one line")
+    options.add_argument("--key-file", type=Path, help="file with a token key, at least 32 bytes on one line")
     options.add_argument(
-        "--key-secret", help="Secret in the lease's namespace where all keys are kept; made where it is missing"
+        "--key-secret", help="Secret in the lease's namespace that keeps all token keys; created if missing"
     )
-    options.add_argument("--namespace", action="append", default=[], help="watch this namespace only (repeatable)")
-    options.add_argument("--lease-namespace", help="elect a leader by a lease there; without: act always")
+    options.add_argument("--namespace", action="append", default=[], help="watch only this namespace (repeatable)")
+    options.add_argument(
+        "--lease-namespace", help="namespace of the leader election lease; without it the operator always acts"
+    )
     options.add_argument("--lease-name", default="rljob-operator", help="name of the lease")
-    options.add_argument("--head-address", default=DEFAULT_ADDRESS, help="template of a head's address")
+    options.add_argument("--head-address", default=DEFAULT_ADDRESS, help="template of the head's address")
     options.add_argument("--probe-host", default="0.0.0.0", help="address for probes and metrics")
     options.add_argument("--probe-port", type=int, default=8080, help="port for probes and metrics; 0: none")
+    options.add_argument("--open-metrics", action="store_true", help="serve /metrics without authorization")
     options.add_argument(
-        "--open-metrics", action="store_true", help="show /metrics to everybody, not only to whom the cluster lets"
+        "--default-image", default=defaults.default_image, help="trainer image for jobs without spec.image"
     )
-    options.add_argument("--default-image", default=defaults.default_image, help="for jobs without spec.image")
-    options.add_argument("--ray-version", default=defaults.ray_version, help="Ray in the images")
-    options.add_argument("--poll-seconds", type=float, default=defaults.poll_seconds, help="between looks at a driver")
+    options.add_argument("--ray-version", default=defaults.ray_version, help="Ray version in the images")
     options.add_argument(
-        "--operator-namespace", default=defaults.operator_namespace, help="where the operator's pods are"
+        "--poll-seconds", type=float, default=defaults.poll_seconds, help="seconds between two polls of a driver"
     )
-    options.add_argument("--no-network-policy", action="store_true", help="leave training pods open to everybody")
+    options.add_argument(
+        "--operator-namespace", default=defaults.operator_namespace, help="namespace of the operator's pods"
+    )
+    options.add_argument("--no-network-policy", action="store_true", help="create no NetworkPolicy for training pods")
     options.add_argument(
         "--ingress-rule",
         action="append",
         default=[],
         type=_ingress_rule,
         metavar="JSON",
-        help="one more ingress rule of a NetworkPolicy for training pods (repeatable)",
+        help="extra ingress rule of the NetworkPolicy for training pods (repeatable)",
     )
     options.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return options
@@ -62,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 def _ingress_rule(text: str) -> dict[str, Any]:
     rule = json.loads(text)
     if not isinstance(rule, dict):
-        raise argparse.ArgumentTypeError(f"an ingress rule is a JSON object, not {text[:80]}")
+        raise argparse.ArgumentTypeError(f"an ingress rule must be a JSON object, not {text[:80]}")
     return rule
 
 

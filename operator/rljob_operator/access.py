@@ -37,9 +37,9 @@ class AccessDecision(Enum):
         self.words = words
 
     ALLOWED = (200, "")
-    UNKNOWN_READER = (401, "show a token of the cluster's: Authorization: Bearer TOKEN")
-    FORBIDDEN = (403, "whose token this is may not `get` /metrics: bind them to the ClusterRole for readers of metrics")
-    NO_ANSWER = (503, "the API server, which says who may read this, does not answer")
+    UNKNOWN_READER = (401, "send a token of the cluster: Authorization: Bearer TOKEN")
+    FORBIDDEN = (403, "the token's owner may not `get` /metrics: bind it to the ClusterRole for metrics readers")
+    NO_ANSWER = (503, "the API server, which authorizes readers, does not answer")
 
 
 class Access:
@@ -71,7 +71,7 @@ class Access:
             async with asyncio.timeout(CALL_SECONDS), self._gate:
                 found = await self._ask(token)
         except (ApiError, TimeoutError) as error:
-            log.warning("who may read %s cannot be asked: %s", self._path, error or "no answer in time")
+            log.warning("authorization of a reader of %s failed: %s", self._path, error or "no answer in time")
             return AccessDecision.NO_ANSWER
         seconds = ALLOWED_SECONDS if found is AccessDecision.ALLOWED else REFUSED_SECONDS
         self._verdicts[digest] = found, self._clock() + seconds

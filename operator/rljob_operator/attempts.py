@@ -141,7 +141,7 @@ def back_off(draft: Draft) -> None:
     assert start is not None
     assert told is not None
     seconds = round((start - draft.now).total_seconds())
-    message = f"attempt {told.number}: {told.message}; attempt {draft.status.attempt + 1} begins in {seconds} s"
+    message = f"attempt {told.number}: {told.message}; attempt {draft.status.attempt + 1} starts in {seconds} s"
     draft.say(Type.RUNNING, False, _why_pausing(draft), message)
     draft.wake_at(start)
 
@@ -158,7 +158,7 @@ def _is_clean(draft: Draft, cluster: ClusterView) -> bool:
     if _stopped_by_queue(draft, cluster):
         ending = [pod.name for pod in draft.observed.pods_of(cluster.name) if pod.deleting_since is not None]
         if ending:
-            draft.say(Type.RUNNING, False, Reason.STARTING, f"waiting for the end of {', '.join(ending[:5])}")
+            draft.say(Type.RUNNING, False, Reason.STARTING, f"waiting for {', '.join(ending[:5])} to end")
             draft.wake_in(draft.settings.start_poll_seconds)
             return False
         if head_of_attempt(draft, cluster) is None:
@@ -171,7 +171,7 @@ def _is_clean(draft: Draft, cluster: ClusterView) -> bool:
     if ray.leftovers == 0:
         return True
     patience = last.ended + timedelta(seconds=draft.settings.leftover_grace_seconds)
-    message = f"{ray.leftovers} actors or placement groups of attempt {last.number} are alive"
+    message = f"{ray.leftovers} actors or placement groups of attempt {last.number} are still alive"
     if draft.now >= patience:
         new_incarnation(draft, cluster, Reason.LEFTOVER_PROCESSES, message)
     else:
@@ -238,7 +238,7 @@ def _unreachable(draft: Draft, cluster: ClusterView, ray: RayView | None) -> Non
         draft.wake_in(draft.settings.poll_seconds)
         return
     before = draft.job.status.by_type.get(Type.RUNNING.title)
-    message = ray.problem if ray is not None else "Ray has not been asked yet"
+    message = ray.problem if ray is not None else "Ray has not been queried yet"
     patience = timedelta(seconds=draft.resolved.spec.deadlines.progress_seconds)
     silence = draft.job.status.by_type.get(Type.PROGRESSING.title)
     unknown = [found.since for found in (before, silence) if found is not None and found.status == "Unknown"]

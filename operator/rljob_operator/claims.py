@@ -124,8 +124,8 @@ class Claims:
                 self._told = {uid: item for uid, item in self._told.items() if now - item[1] < TELL_SECONDS}
             self._told[job.uid] = other, now
             message = (
-                f"another operator ({other}) acts on the RLJobs of this namespace; {self._me} does nothing here as "
-                "long as that one is at work. Uninstall one of them, or give each its own namespaces (watchNamespaces)"
+                f"another operator ({other}) manages the RLJobs of this namespace; {self._me} does nothing here "
+                "while that one is running. Uninstall one of them, or give each its own namespaces (watchNamespaces)"
             )
             await self._poster.post(job, [Event("Warning", "OtherOperator", message)])
             return TELL_SECONDS
@@ -189,7 +189,7 @@ class Claim:
             self._until, self._due = 0.0, started + LOOK_SECONDS
             return
         if not held:
-            from_whom = f", which was {self._seen[0]}'s" if self._seen is not None else ""
+            from_whom = f", previously claimed by {self._seen[0]}" if self._seen is not None else ""
             log.info("%s acts in the namespace %s%s", self._me, self._namespace, from_whom)
         self._seen, self.other = None, ""
         self._due, self._until = started + RENEW_SECONDS, started + HOLD_SECONDS
@@ -204,7 +204,7 @@ class Claim:
             async with asyncio.timeout(CALL_SECONDS):
                 await self._api.delete(self._path(CLAIM), lease["metadata"]["uid"])
         except (ApiError, TimeoutError) as error:
-            log.info("the claim of the namespace %s could not be given back: %s", self._namespace, error)
+            log.info("the claim of the namespace %s could not be released: %s", self._namespace, error)
 
     async def _take(self) -> bool | None:
         """None: the Lease is not as it was a moment ago, and the next look says who has it."""
@@ -245,8 +245,8 @@ class Claim:
             if self._seen is not None and self.other != holder:
                 self.other = holder
                 log.warning(
-                    "another operator (%s) acts on the RLJobs of the namespace %s: %s does nothing there as long as "
-                    "that one is at work",
+                    "another operator (%s) manages the RLJobs of the namespace %s: %s does nothing there while that "
+                    "one is running",
                     holder,
                     self._namespace,
                     self._me,
@@ -272,7 +272,7 @@ class Claim:
 
     def _complain(self, problem: str) -> None:
         if problem != self._problem:
-            log.warning("nothing is done in the namespace %s unless it can be claimed: %s", self._namespace, problem)
+            log.warning("nothing is done in the namespace %s until it can be claimed: %s", self._namespace, problem)
         self._problem = problem
 
     def _path(self, name: str = "") -> str:

@@ -16,8 +16,8 @@ def main() -> int:
         if (missing.name or "").startswith("rljob_"):
             raise  # no extra brings what is ours
         print(
-            f"rljob-operator: needs the module {missing.name}, which is not installed; the extra operator brings it: "
-            "pip install 'rljob[operator]'",
+            f"rljob-operator: the module {missing.name} is not installed; install the extra operator: pip install "
+            "'rljob[operator]'",
             file=sys.stderr,
         )
         return LACKING

@@ -70,7 +70,7 @@ def _first_crash(draft: Draft, cluster: ClusterView) -> datetime | None:
 
 def _fail(draft: Draft, cluster: ClusterView, first: datetime, crashes: str) -> None:
     seconds = round((draft.now - first).total_seconds())
-    message = f"pods keep crashing before the driver starts, for {seconds} s now: {crashes}"
+    message = f"pods have been crashing for {seconds} s and the driver cannot start: {crashes}"
     last = draft.status.last
     if last is None or last.ended is not None:
         draft.add_attempt(max(draft.status.attempt, cluster.attempt) + 1, cluster.incarnation, first)

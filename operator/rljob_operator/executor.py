@@ -298,7 +298,7 @@ class Executor:
                 try:
                     await self._head_of(job, action).tell(action.desired)
                 except AnswerError as error:
-                    log.info("%s/%s: the driver could not be told: %s", space, job.name, error)
+                    log.info("%s/%s: the command could not be sent to the driver: %s", space, job.name, error)
 
     async def _check_pods(self, action: do.CheckPods, job: JobView, resolved: ResolvedJob, memory: Memory) -> None:
         cluster = objects.ray_cluster(
@@ -381,7 +381,7 @@ class Executor:
             # What is told of it counts until the next time, whatever becomes of other actions.
             memory.surroundings_rejection = memory.rejection or (_refusal(error) if error.refused else "")
             memory.rejection = ""
-            log.warning("%s/%s: what its pods need cannot be kept: %s", job.namespace, job.name, error)
+            log.warning("%s/%s: objects that its pods need cannot be maintained: %s", job.namespace, job.name, error)
 
     async def _keep_groups(
         self, action: do.KeepSurroundings, job: JobView, resolved: ResolvedJob, memory: Memory
@@ -411,8 +411,8 @@ class Executor:
 
     async def _put_back(self, job: JobView, what: str) -> None:
         """Tells of it: somebody has changed it, and may wonder."""
-        log.info("%s/%s: put back %s", job.namespace, job.name, what)
-        await self._events.post(job, [do.Event("Normal", "PutBack", f"as the operator made it: {what}")])
+        log.info("%s/%s: restored %s", job.namespace, job.name, what)
+        await self._events.post(job, [do.Event("Normal", "PutBack", f"restored to the operator's version: {what}")])
 
     def _head_of(self, job: JobView, action: do.SubmitDriver | do.StopDriver | do.TellDriver) -> Head:
         return self._head(job, action.cluster, action.incarnation)
@@ -426,7 +426,7 @@ class Executor:
         key = self._key_of(job, cluster)
         if key is None:
             made_under = self._made_under(job, cluster) or "(not named)"
-            problem = f"the operator no longer has the key {made_under} that {cluster} was made under"
+            problem = f"the operator no longer has the token key {made_under} that {cluster} was created with"
             raise AnswerError(problem, refused=True)
         return self._heads.head(job.namespace, cluster, key.tokens(job.uid, incarnation))
 
@@ -440,7 +440,7 @@ class Executor:
 
     def _check_leading(self, namespace: str) -> None:
         if not self._may_act(namespace):
-            raise NotLeadingError("this replica does not lead any more, or the namespace is another operator's")
+            raise NotLeadingError("this replica is no longer the leader, or the namespace belongs to another operator")
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:
@@ -460,7 +460,7 @@ def _why_refused(message: str) -> str:
     # A field within a pod template may be of the job's own.
     missing = next((path for path in unknown if ".template." not in path), None)
     if missing is not None:
-        return f"KubeRay is too old: its RayCluster has no {missing}; install 1.6 or newer, its CRDs included"
+        return f"KubeRay is too old: its RayCluster has no {missing}; install 1.6 or newer, including its CRDs"
     return f"the API server refuses the cluster: {_after_the_name(message)}"
 
 

@@ -82,7 +82,7 @@ class Head:
         said = answer.get("status") if isinstance(answer, dict) else None
         state = next((state for state in RAY_STATES if state == said), None)
         if state is None:
-            raise AnswerError("Ray's record of the job has no known status")
+            raise AnswerError("Ray's record of the job has an unknown status")
         code = answer.get("driver_exit_code")
         return RayJobView(
             submission=submission,
@@ -139,7 +139,7 @@ class Head:
             # Ray's own job supervisor ends a moment after the driver it looked after.
             return sum(1 for item in found if not str(item.get("class_name", "")).endswith("JobSupervisor"))
         except (TypeError, KeyError, AttributeError) as error:
-            raise AnswerError(f"Ray's list of {what} has another form") from error
+            raise AnswerError(f"Ray's list of {what} has an unknown format") from error
 
     async def status(self) -> DriverStatus:
         """`GET /v1/status`."""
@@ -150,7 +150,7 @@ class Head:
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise AnswerError(f"the driver's status is wrong at {clean(where)[:200]}: {first['msg']}") from error
+            raise AnswerError(f"the driver's status is invalid at {clean(where)[:200]}: {first['msg']}") from error
 
     async def tell(self, desired: Desired) -> None:
         """`PUT /v1/desired`."""
@@ -182,7 +182,7 @@ class Head:
 
     async def _good_json(self, response: aiohttp.ClientResponse, who: str, limit: int = LONGEST_ANSWER) -> Any:
         if response.status in (401, 403):
-            raise AnswerError(f"{who} does not take the operator's token ({response.status})", refused=True)
+            raise AnswerError(f"{who} does not accept the operator's token ({response.status})", refused=True)
         if response.status >= 400 or response.status in range(300, 400):
             raise AnswerError(f"{who} answered {response.status}")
         return await read_json(response, limit)

@@ -73,7 +73,7 @@ class FirstList:
         try:
             listed = await uids(api, namespaces)
         except ApiError as error:
-            log.warning("no job is looked at before all that there is could be listed: %s", error)
+            log.warning("no job is processed until the initial listing succeeds: %s", error)
             await asyncio.sleep(patience)
             return False
         missing = [uid for uid in chain.from_iterable(listed.values()) if uid not in self._seen]
@@ -108,13 +108,13 @@ class WatchMonitor:
             try:
                 listed = await uids(api, namespaces, silent)
             except ApiError as error:
-                log.info("what there is could not be listed: %s", error)
+                log.info("listing failed: %s", error)
                 continue
             for plural in sorted(silent - self._heard):
                 if before.get(plural, set()) & listed.get(plural, set()):
                     raise UnwatchedError(
-                        f"there are {plural}, and no watch tells of them: the API server did not say that it serves "
-                        "them when this operator started; it ends, to be started anew"
+                        f"there are {plural}, but no watch covers them: the API server did not list this kind when "
+                        "the operator started; the operator exits to be restarted"
                     )
             before = listed
 
@@ -128,7 +128,7 @@ async def sweep(
         try:
             await sweep_once(store, changed, api, namespaces)
         except ApiError as error:
-            log.info("what there is could not be listed: %s", error)
+            log.info("listing failed: %s", error)
 
 
 async def sweep_once(store: Store, changed: Callable[[Key], None], api: ApiServer, namespaces: Sequence[str]) -> None:
@@ -143,7 +143,7 @@ async def sweep_once(store: Store, changed: Callable[[Key], None], api: ApiServe
         # A kind that isn't served says nothing about its objects: just after its start a server doesn't know it yet.
         gone = [raw for raw in objects if plural in listed and raw["metadata"]["uid"] not in listed[plural]]
         for raw in gone:
-            log.info("%s %s is gone, and no watch has told", plural, raw["metadata"]["name"])
+            log.info("%s %s is gone, but no watch reported it", plural, raw["metadata"]["name"])
             for key in store.drop(plural, raw):
                 changed(key)
 

@@ -70,7 +70,7 @@ class KeySecret:
                     continue
                 raise
             if self.ring is not None and ring.newest != self.ring.newest:
-                log.info("new clusters get tokens of the key %s; those before it open what they began", ring.newest.id)
+                log.info("new clusters get tokens from the key %s; older clusters keep their own keys", ring.newest.id)
             self.ring = ring
             return ring
         raise ApiError(409, "Conflict", f"the Secret {self._name} changes faster than it can be read")
@@ -82,7 +82,7 @@ class KeySecret:
             try:
                 await self.look()
             except (ApiError, ValueError, OSError) as error:
-                log.warning("the token keys cannot be looked after: %s", error)
+                log.warning("the token keys cannot be maintained: %s", error)
 
     async def _read(self) -> Object | None:
         try:
@@ -98,7 +98,7 @@ class KeySecret:
             lines = base64.b64decode((stored.get("data") or {}).get(ENTRY) or "", validate=True).split(b"\n")
             return tuple(TokenKey(line.strip()) for line in lines if line.strip())
         except (binascii.Error, ValueError) as error:
-            raise ValueError(f"{where}: {error}; delete the Secret to have it made anew from what is known") from error
+            raise ValueError(f"{where}: {error}; delete the Secret to have it recreated from the known keys") from error
 
     async def _write(self, ring: KeyRing, stored: Object | None) -> None:
         text = b"\n".join(key.key for key in ring.keys)

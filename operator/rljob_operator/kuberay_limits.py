@@ -15,8 +15,8 @@ from rljob_operator import names
 OLDEST_RAY_WITH_TOKENS = (2, 52, 0)
 RESERVED_GROUPS = {"head", "headgroup"}
 FORBIDDEN_ON_HEAD = {
-    "RAY_REDIS_ADDRESS": "it turns fault tolerance on by half",
-    "REDIS_PASSWORD": "it turns fault tolerance on by half",
+    "RAY_REDIS_ADDRESS": "it would enable fault tolerance only partly",
+    "REDIS_PASSWORD": "it would enable fault tolerance only partly",
     "RAY_enable_autoscaler_v2": "the pools have no autoscaler",
 }
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -30,9 +30,9 @@ def problems(cluster: Mapping[str, Any]) -> list[str]:
 def _name(cluster: Mapping[str, Any]) -> Iterator[str]:
     name = cluster["metadata"]["name"]
     if len(name) > names.MAX_CLUSTER_NAME:
-        yield f"metadata.name: {name} has {len(name)} characters, KubeRay takes at most {names.MAX_CLUSTER_NAME}"
+        yield f"metadata.name: {name} has {len(name)} characters, but KubeRay allows at most {names.MAX_CLUSTER_NAME}"
     if not _DNS_1035.fullmatch(name):
-        yield f"metadata.name: {name} must begin with a letter and have only a-z, 0-9 and -"
+        yield f"metadata.name: {name} must start with a letter and contain only a-z, 0-9 and -"
 
 
 def _groups(groups: list[Mapping[str, Any]]) -> Iterator[str]:

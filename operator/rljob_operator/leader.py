@@ -64,7 +64,7 @@ class Leader:
                     self._led = self._led and self.leads
                     self._until = started + RENEW_SECONDS if held else 0.0
                 if self.leads and not self._led:
-                    log.info("%s leads", self._identity)
+                    log.info("%s is the leader", self._identity)
                     self._on_gain()
                 self._led = self.leads
                 await asyncio.sleep(RETRY_SECONDS)
@@ -130,4 +130,4 @@ class Leader:
                     lease["spec"]["holderIdentity"] = ""
                     await self._api.replace(path, lease)
         except (ApiError, TimeoutError) as error:
-            log.info("the lease could not be given back: %s", error)
+            log.info("the lease could not be released: %s", error)

@@ -24,15 +24,15 @@ SHOWN = (
     Type.FAILED,
 )
 PROGRESS = {
-    "step": ("rljob_step", "Steps done."),
+    "step": ("rljob_step", "Completed steps."),
     "total_steps": ("rljob_steps_wanted", "Steps after which the job ends."),
     "reward": ("rljob_reward", "Mean reward of the last step."),
     "oldest_age": ("rljob_sample_age", "Largest age of samples in the last step, in policy versions."),
-    "age_bound": ("rljob_sample_age_bound", "Largest age that the job allows, in policy versions."),
-    "step_seconds": ("rljob_step_seconds", "Time of a step."),
-    "tokens_per_second": ("rljob_tokens_per_second", "Response tokens of all engines per second."),
-    "trainer_idle": ("rljob_trainer_idle_ratio", "Share of time that the trainer waits."),
-    "rollout_idle": ("rljob_rollout_idle_ratio", "Share of time that an engine has no request, mean."),
+    "age_bound": ("rljob_sample_age_bound", "Maximum age that the job allows, in policy versions."),
+    "step_seconds": ("rljob_step_seconds", "Duration of a step."),
+    "tokens_per_second": ("rljob_tokens_per_second", "Response tokens per second of all engines."),
+    "trainer_idle": ("rljob_trainer_idle_ratio", "Fraction of time that the trainer waits."),
+    "rollout_idle": ("rljob_rollout_idle_ratio", "Fraction of time that an engine has no request, mean over engines."),
 }
 """Fields of status.progress, and the gauges that show them."""
 
@@ -85,7 +85,7 @@ class Jobs(Collector):
         yield from (condition, *progress.values(), attempt, failures, pool)
         other = GaugeMetricFamily(
             "rljob_other_operator",
-            "1: another operator acts on the jobs of the namespace, and this one does nothing there.",
+            "1: another operator manages the jobs of the namespace, and this one does nothing there.",
             labels=("namespace", "operator"),
         )
         for place in sorted(self.others.items()):
@@ -98,11 +98,13 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.looks = Counter("rljob_reconcile", "Looks at a job.", ("result",), registry=self.registry)
-        self.seconds = Histogram("rljob_reconcile_seconds", "Time of one look.", registry=self.registry)
-        self.queue = Gauge("rljob_queue_depth", "Jobs that wait for a look.", registry=self.registry)
-        self.queue_wait = Gauge("rljob_queue_wait_seconds", "Longest present wait for a look.", registry=self.registry)
-        self.leads = Gauge("rljob_leader", "1: this replica acts.", registry=self.registry)
+        self.looks = Counter("rljob_reconcile", "Reconciliations of a job.", ("result",), registry=self.registry)
+        self.seconds = Histogram("rljob_reconcile_seconds", "Duration of a reconciliation.", registry=self.registry)
+        self.queue = Gauge("rljob_queue_depth", "Jobs waiting for reconciliation.", registry=self.registry)
+        self.queue_wait = Gauge(
+            "rljob_queue_wait_seconds", "Longest current wait for reconciliation.", registry=self.registry
+        )
+        self.leads = Gauge("rljob_leader", "1: this replica is the leader.", registry=self.registry)
         self._jobs = Jobs()
         self.registry.register(self._jobs)
 

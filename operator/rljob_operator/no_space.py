@@ -42,6 +42,6 @@ def ended(draft: Draft, message: str) -> bool:
     limit = draft.resolved.spec.deadlines.start_seconds
     if seconds < limit:
         return True
-    text = f"attempt {first.number}: {first.message}; there was no room for {seconds} s"
+    text = f"attempt {first.number}: {first.message}; there was no space for {seconds} s"
     finish(draft, Type.FAILED, Reason.NO_SPACE, f"{text}, spec.deadlines.startSeconds is {limit}")
     return False

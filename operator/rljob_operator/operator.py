@@ -121,9 +121,9 @@ class Operator:
     def _check_keys(self) -> None:
         options = self._options
         if options.key_secret is None and options.key_file is None:
-            raise ValueError("tokens need a key: name a file (--key-file), or a Secret to keep it in (--key-secret)")
+            raise ValueError("tokens need a key: set a file (--key-file), or a Secret to keep it in (--key-secret)")
         if options.key_secret is not None and options.lease_namespace is None:
-            raise ValueError("--key-secret needs --lease-namespace, the namespace in which the Secret lies")
+            raise ValueError("--key-secret needs --lease-namespace, the namespace of the Secret")
 
     async def _read_keys(self, api: ApiServer) -> Callable[[], KeyRing]:
         """What hands out the keys of the moment; the first ones are there when this returns.
@@ -145,7 +145,7 @@ class Operator:
             except ApiError as error:
                 if str(error) != told:
                     told = str(error)
-                    log.warning("nothing is done before the token keys are read: %s", told)
+                    log.warning("nothing is done until the token keys are read: %s", told)
                 await asyncio.sleep(pause)
             else:
                 break

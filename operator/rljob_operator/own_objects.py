@@ -86,4 +86,5 @@ class OwnObjects:
 
 def taken(wanted: Mapping[str, Any]) -> str:
     """What to tell of an object that the job needs under a name which another one has."""
-    return f"there is a {wanted['kind']} {wanted['metadata']['name']} that is not the job's: rename it, or the job"
+    kind, name = wanted["kind"], wanted["metadata"]["name"]
+    return f"there is a {kind} {name} that does not belong to the job: rename it, or the job"

@@ -61,7 +61,7 @@ class Probes:
 
     async def _ready(self, _request: web.Request) -> web.Response:
         if not self._is_ready():
-            return web.Response(status=503, text="the watches have not delivered yet\n")
+            return web.Response(status=503, text="the watches have not synced yet\n")
         return web.Response(text="ok\n")
 
     async def _show(self, request: web.Request) -> web.Response:

@@ -42,13 +42,13 @@ def take(draft: Draft, driver: DriverStatus) -> None:
     if driver.ages is not None:
         fresh = driver.ages.max <= driver.ages.bound
         reason = Reason.WITHIN_BOUND if fresh else Reason.STALENESS_EXCEEDED
-        draft.say(Type.WEIGHTS_FRESH, fresh, reason, f"largest age {driver.ages.max}, allowed {driver.ages.bound}")
+        draft.say(Type.WEIGHTS_FRESH, fresh, reason, f"maximum age {driver.ages.max}, allowed {driver.ages.bound}")
 
 
 def checkpoint_condition(draft: Draft) -> None:
     """Whether a retry would have something to go on from."""
     known, progress = draft.status.checkpoint, draft.status.progress
-    where = f"step {known.step}: {known.uri}" if known is not None else "there is none before it"
+    where = f"step {known.step}: {known.uri}" if known is not None else "there is no earlier one"
     if progress is not None and progress.unsaved:
         message = f"the newest checkpoint could not be written: {progress.unsaved}; {where}"
         draft.say(Type.CHECKPOINT_AVAILABLE, known is not None, Reason.NOT_SAVED, message)

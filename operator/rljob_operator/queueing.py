@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 NOT_SEEN = (
-    "spec.suspend of the RayCluster is true, and Kueue has made no Workload for it: is Kueue running? Who else has set "
-    "it takes it back"
+    "spec.suspend of the RayCluster is true, but Kueue has made no Workload for it: is Kueue running? If something "
+    "else set spec.suspend, unset it there"
 )
 
 
@@ -67,12 +67,12 @@ def _why(workload: WorkloadView) -> str:
         return f"deactivated in the queue: {said.get('Evicted') or 'spec.active of its Workload is false'}"
     parts = []
     if workload.is_true("Evicted"):
-        parts.append("quota taken back: " + (said.get("Preempted") or said.get("Evicted", "")))
+        parts.append("quota reclaimed: " + (said.get("Preempted") or said.get("Evicted", "")))
     if workload.is_true("QuotaReserved") and not workload.is_true("Evicted"):
         parts.append(f"waits for admission: {'; '.join(workload.checks) or said.get('Admitted', '')}")
     else:
         # At an eviction the reservation outlives the pods, and its words are about having quota.
         words = "" if workload.is_true("QuotaReserved") else said.get("QuotaReserved", "")
         if not parts or words not in (said.get("Evicted"), said.get("Preempted"), ""):
-            parts.append(f"waits for quota: {words or 'Kueue has not looked at it yet'}")
+            parts.append(f"waits for quota: {words or 'Kueue has not processed it yet'}")
     return "; ".join(parts)

@@ -63,7 +63,7 @@ def unserved(pod: PodView, since: timedelta, now: datetime) -> PodView:
     """The pod; one that no scheduler has looked at for that long is in trouble."""
     if not pod.scheduler or pod.trouble is not None or now < pod.created + since:
         return pod
-    message = f"no scheduler {pod.scheduler} has looked at the pod for {since.total_seconds():.0f} s: is there one?"
+    message = f"the scheduler {pod.scheduler} has not handled the pod for {since.total_seconds():.0f} s: is it running?"
     return replace(pod, trouble="unserved", message=message)
 
 

@@ -58,7 +58,7 @@ def reconcile(observed: Observed, now: datetime, settings: Settings) -> Decision
         draft.say(Type.ACCEPTED, False, Reason.INVALID_SPEC, problems)
         if observed.clusters:
             # A label can make it so while it runs: its pods are left alone, but how they are to be asked is not known.
-            problems += "; what runs goes on, and is not looked at until that is corrected"
+            problems += "; running pods are kept, but not monitored until this is corrected"
         draft.say(Type.RUNNING, None if observed.clusters else False, Reason.INVALID_SPEC, problems)
         return draft.decision()
     for kind in (Type.SUCCEEDED, Type.FAILED, Type.FINISHED):
@@ -156,7 +156,7 @@ def _create(draft: Draft) -> None:
     pods = [pod.name for pod in draft.observed.pods if not pod.ended]
     if left or pods:
         remove_stuck_pods(draft, set())
-        message = f"waiting for the end of {', '.join([*left, *pods][:5])}"
+        message = f"waiting for {', '.join([*left, *pods][:5])} to end"
         draft.say(Type.CLUSTER_READY, False, Reason.REPLACING_CLUSTER, message)
         before = draft.job.status.by_type.get(Type.RUNNING.title)
         if before is None:
@@ -243,7 +243,7 @@ def _admitted(draft: Draft, cluster: ClusterView) -> bool:
     elif queue.known:
         draft.say(Type.ADMITTED, True, Reason.ADMITTED_BY_QUEUE)
     else:
-        message = f"spec.queueName is {name}, but Kueue has made no Workload for the cluster: nothing holds it back"
+        message = f"spec.queueName is {name}, but Kueue has made no Workload for the cluster: it runs without admission"
         draft.say(Type.ADMITTED, True, Reason.NO_QUEUE, message)
     if draft.status.start_time is None:
         draft.set(start_time=draft.now)
@@ -341,7 +341,7 @@ def _suspend(draft: Draft, cluster: ClusterView | None) -> None:
                 return
         elif running and draft.now < deadline:
             _follow_spec(draft, cluster)
-            draft.say(Type.RUNNING, True, Reason.SUSPENDING, f"attempt {last.number} writes its checkpoint")
+            draft.say(Type.RUNNING, True, Reason.SUSPENDING, f"attempt {last.number} is saving its checkpoint")
             draft.say(Type.SUSPENDED, False, Reason.SUSPENDING)
             attempts.talk(draft, cluster)
             draft.wake_at(deadline)
@@ -367,7 +367,7 @@ def _suspended(draft: Draft) -> None:
     ]
     if left:
         remove_stuck_pods(draft, set())
-        message = f"waiting for the end of {', '.join(left[:5])}"
+        message = f"waiting for {', '.join(left[:5])} to end"
         draft.say(Type.SUSPENDED, False, Reason.SUSPENDING, message)
         draft.say(Type.RUNNING, False, Reason.SUSPENDING, message)
         draft.wake_in(draft.settings.start_poll_seconds)

@@ -1,7 +1,7 @@
 """Print the Kubernetes objects that the operator would create for a job.
 
 Made by the operator's own functions, so nothing is guessed. Tokens, UIDs and generations are only known in a cluster;
-placeholders stand for them.
+placeholders stand for them. Lines on standard error that begin with `note:` say what will not work in these pods.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from rljob_api import JobInvalid, Violation, load_jobs, resolve
+from rljob_api import JobInvalid, RLJob, Violation, load_jobs, resolve
+from rljob_api.on_cluster import cluster_notes, refused
 from rljob_operator import objects
 from rljob_operator.entrypoint import driver_command
 from rljob_operator.network_policy import network_policy
@@ -29,14 +30,16 @@ FIRST = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = Settings()
     parser.add_argument("job", help="job file; - reads standard input")
-    parser.add_argument("overlays", metavar="OVERLAY", type=Path, nargs="*", help="files laid over the job, in order")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change a field of the job")
-    parser.add_argument("--image", default=defaults.default_image, help="the operator's default image")
-    parser.add_argument("--ray-version", default=defaults.ray_version, help="Ray in the images")
     parser.add_argument(
-        "--operator-namespace", default=defaults.operator_namespace, help="where the operator is installed"
+        "overlays", metavar="OVERLAY", type=Path, nargs="*", help="overlay files, merged over the job in order"
     )
-    parser.add_argument("--no-network-policy", action="store_true", help="as an operator that makes no policies")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a field of the job")
+    parser.add_argument("--image", default=defaults.default_image, help="the operator's default image")
+    parser.add_argument("--ray-version", default=defaults.ray_version, help="Ray version in the images")
+    parser.add_argument("--operator-namespace", default=defaults.operator_namespace, help="namespace of the operator")
+    parser.add_argument(
+        "--no-network-policy", action="store_true", help="as an operator that creates no NetworkPolicies"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
         if index:
             print("---")
         print(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True), end="")
-    print(f"# then, as a Ray job on the head: {driver_command(FIRST, FIRST)}")
+    print(f"# then, as a Ray job on the head: {driver_command(FIRST, FIRST)}", flush=True)
+    for job in _jobs(source, args.set, args.overlays):
+        for note in cluster_notes(resolve(job)):
+            print(f"note: {note}", file=sys.stderr)
     return 0
 
 
@@ -61,16 +67,14 @@ def rendered(
     """The objects of every job in a file or text, in the order in which they are created.
 
     Raises:
-        JobInvalid: with everything that is wrong with the jobs, or the file that cannot be read.
+        JobInvalid: with everything that is wrong with the jobs, or that the operator makes no pods for, or the file
+            that cannot be read.
     """
     documents = []
-    try:
-        jobs = load_jobs(source, assignments, overlays)
-    except OSError as problem:
-        violation = Violation(str(problem.filename), f"cannot be read ({problem.strerror})", "check the path")
-        raise JobInvalid([violation]) from None
-    for job in jobs:
+    for job in _jobs(source, assignments, overlays):
         resolved = resolve(job)
+        if problems := list(refused(resolved)):
+            raise JobInvalid(problems)
         fingerprint = objects.spec_hash(job.spec)
         derived = "<derived from the operator's key>"
         tokens = JobTokens(ray=derived, driver=derived, key=PLACEHOLDER_KEY)
@@ -81,3 +85,11 @@ def rendered(
             objects.ray_cluster(resolved, fingerprint, PLACEHOLDER_UID, FIRST, FIRST, PLACEHOLDER_KEY, settings),
         ]
     return documents
+
+
+def _jobs(source: str, assignments: list[str], overlays: Sequence[Path]) -> list[RLJob]:
+    try:
+        return load_jobs(source, assignments, overlays)
+    except OSError as problem:
+        violation = Violation(str(problem.filename), f"cannot be read ({problem.strerror})", "check the path")
+        raise JobInvalid([violation]) from None

@@ -68,9 +68,9 @@ def resize(
         surplus = len(alive) - pool.replicas * pool.hosts
         if surplus > 0:
             draft.wake_in(draft.settings.poll_seconds)
-            return GroupStanding(Reason.REMOVING, f"{pool.name}: {surplus} pods to go")
+            return GroupStanding(Reason.REMOVING, f"{pool.name}: {surplus} pods to remove")
         if sum(pod.ready for pod in alive) < pool.replicas * pool.hosts and _was_adding(draft, pool):
-            return GroupStanding(Reason.ADDING, f"{pool.name}: on the way to {pool.replicas}")
+            return GroupStanding(Reason.ADDING, f"{pool.name}: scaling to {pool.replicas}")
         return GroupStanding(Reason.AT_SIZE)
     if pool.replicas > group.asked:
         draft.do(_sized(cluster, pool, group, pool.replicas))
@@ -170,10 +170,10 @@ def _shrink(
         still_here = tuple(name for name in group.removing if name in {pod.name for pod in pods})
         draft.do(_sized(cluster, pool, group, group.asked - leaving, tuple(sorted({*still_here, *names}))))
         standing = GroupStanding(
-            Reason.REMOVING, f"{pool.name}: {leaving} of {surplus} surplus replicas go", shrinks=True
+            Reason.REMOVING, f"{pool.name}: removing {leaving} of {surplus} surplus replicas", shrinks=True
         )
     else:
-        sentence = f"{pool.name}: {surplus} of {group.asked} replicas hand back their samples"
+        sentence = f"{pool.name}: {surplus} of {group.asked} replicas are draining"
         standing = GroupStanding(Reason.DRAINING, sentence, shrinks=True)
     draft.wake_in(draft.settings.start_poll_seconds)
     return standing

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rljob_api import ResolvedJob
 from rljob_api.cluster import PVC
 from rljob_api.locations import READ, STATE, locations
+from rljob_api.on_cluster import refused
 from rljob_api.spec.pod import Pod
 from rljob_operator.conditions import Reason
 from rljob_operator.observed import ClaimView
@@ -61,12 +62,7 @@ def used_claims(job: ResolvedJob) -> list[VolumeClaim]:
 
 def problems(job: ResolvedJob) -> list[str]:
     """What no volume that comes later will mend, in sentences."""
-    if job.spec.model.random is None or job.spec.checkpoint.uri is not None:
-        return []
-    return [
-        "spec.checkpoint.uri: the head pod makes the random model, and the other pods need a place to find it in; set "
-        "pvc://claim/path or s3://bucket/path"
-    ]
+    return [str(violation) for violation in refused(job)]
 
 
 def obstacles(job: ResolvedJob, found: Mapping[str, ClaimView]) -> list[Obstacle]:
@@ -119,7 +115,7 @@ def _wrong_modes(job: ResolvedJob, claim: VolumeClaim, modes: tuple[str, ...]) -
     if _on_one_node(job):
         return ""
     return (
-        f"is {have}, but {pods} pods mount it, on any nodes: it must be {need}, or the nodeSelector of head and "
+        f"is {have}, but {pods} pods on arbitrary nodes mount it: it must be {need}, or the nodeSelector of head and "
         f"pools must name one {HOST_LABEL}"
     )
 

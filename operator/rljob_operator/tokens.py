@@ -37,11 +37,11 @@ class TokenKey:
     def __post_init__(self) -> None:
         if len(self.key) < SHORTEST_KEY:
             raise ValueError(
-                f"the operator's token key has {len(self.key)} bytes and needs at least {SHORTEST_KEY}: "
-                "put random bytes into the Secret that tokenKey.existingSecret names (`openssl rand -hex 32`)"
+                f"the operator's token key has {len(self.key)} bytes but needs at least {SHORTEST_KEY}: put random "
+                "bytes into the Secret that tokenKey.existingSecret names (`openssl rand -hex 32`)"
             )
         if any(byte in b"\n\r" for byte in self.key):
-            raise ValueError("the operator's token key has several lines: it must be one (`openssl rand -hex 32`)")
+            raise ValueError("the operator's token key has several lines but must be one (`openssl rand -hex 32`)")
 
     @classmethod
     def read(cls, path: Path) -> TokenKey:

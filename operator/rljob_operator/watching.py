@@ -117,7 +117,7 @@ async def watch(handlers: kopf.OperatorRegistry, namespaces: Sequence[str], iden
             An API server that is away, busy, or has forgotten the version asked for ("410 Gone" in a watch) is no such
             error: kopf lists and watches anew.
     """
-    ends = "this operator ends, to be started anew"
+    ends = "the operator exits to be restarted"
     try:
         await kopf.operator(
             registry=handlers,

@@ -29,7 +29,7 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ("no kind", "kind: RLJob\n", "", "kind", "is required"),
     ("no metadata", "metadata:\n  name: tiny\n", "", "metadata", "is required; add it"),
     ("a section at the root", SPEC, SPEC + "rollout: {}\n", "rollout", "did you mean spec.rollout?"),
-    ("list", "apiVersion: rljob.dev/v1alpha1", "- 1", "line 2, column 1", "mend the YAML"),
+    ("list", "apiVersion: rljob.dev/v1alpha1", "- 1", "line 2, column 1", "fix the YAML"),
     # names
     ("capitals", "name: tiny", "name: Tiny", "metadata.name", "use lower-case letters"),
     ("underscore", "name: tiny", "name: my_job", "metadata.name", "use lower-case letters"),
@@ -49,7 +49,7 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ("quoted number", *more('seed: "3"'), "spec.seed", 'must be a whole number, not the text "3"; remove the quotes'),
     ("float seed", *more("seed: 1.5"), "spec.seed", "must be a whole number, not 1.5"),
     ("boolean seed", *more("seed: true"), "spec.seed", "must be a whole number, not true"),
-    ("negative seed", *more("seed: -1"), "spec.seed", "-1 is too small; allowed is 0 to 2147483647"),
+    ("negative seed", *more("seed: -1"), "spec.seed", "-1 is too small; must be 0 to 2147483647"),
     ("huge seed", *more("seed: 1e12"), "spec.seed", "1000000000000 is too large"),
     ("text for a boolean", *more('suspend: "yes"'), "spec.suspend", "write true or false, without quotes"),
     ("boolean for text", "source: org/model", "source: off", "spec.model.source", "'false'"),
@@ -58,13 +58,13 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ("list for a map", "{preset: grpo}", "[grpo]", "spec.algorithm", "must be a map, not a list of 1"),
     ("text for a map", "{source: org/model}", "org/model", "spec.model", "must be a map, not the text"),
     ("empty section", "model: {source: org/model}", "model:", "spec.model", "is required"),
-    ("empty list", "[{type: gsm8k}]", "[]", "spec.reward.functions", "has 0 items; allowed are 1 to 32 items"),
+    ("empty list", "[{type: gsm8k}]", "[]", "spec.reward.functions", "has 0 items; use 1 to 32 items"),
     ("number below 0", *more("trainer: {optimizer: {learningRate: 0}}"), "spec.trainer.optimizer.learningRate",
-     "0 is too small; allowed is above 0, at most 1"),
+     "0 is too small; must be above 0, at most 1"),
     ("three betas", *more("trainer: {optimizer: {betas: [0.9, 0.9, 0.9]}}"), "spec.trainer.optimizer.betas",
-     "allowed are 2 items"),
+     "use 2 items"),
     ("beta of one", *more("trainer: {optimizer: {betas: [0.9, 1]}}"), "spec.trainer.optimizer.betas[1]",
-     "1 is too large; allowed is at least 0, below 1"),
+     "1 is too large; must be at least 0, below 1"),
     ("value of a variable", *more("trainer: {env: {A: 3}}"), "spec.trainer.env.A", "put it in quotes: '3'"),
     ("name of a variable", *more("trainer: {env: {A-B: x}}"), "spec.trainer.env", 'the name "A-B"'),
     ("quantity", *more("trainer: {pod: {resources: {limits: {memory: 3 GB}}}}"),
@@ -75,15 +75,16 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ("function", "type: gsm8k", "type: custom, function: my_rewards.score", "spec.reward.functions[0].function",
      "write module:function"),
     ("backend", *more("trainer: {backend: megatron}"), "spec.trainer.backend",
-     "write fsdp2, or a class of your own as module:Class"),
-    ("backend in part", *more("trainer: {backend: 'megatron:'}"), "spec.trainer.backend", "write fsdp2, or a class"),
+     "write fsdp2, or your own class as module:Class"),
+    ("backend in part", *more("trainer: {backend: 'megatron:'}"), "spec.trainer.backend",
+     "write fsdp2, or your own class"),
     # unknown fields and values
     ("typing error", "answer: answer", "anwser: answer", "spec.data.anwser", "did you mean answer?"),
     ("snake case", *more("trainer: {micro_batch_tokens: 5}"), "spec.trainer.micro_batch_tokens",
      "did you mean microBatchTokens?"),
     ("wrong section", *more("trainer: {learningRate: 1e-6}"), "spec.trainer.learningRate",
      "did you mean spec.trainer.optimizer.learningRate"),
-    ("unknown", *more("zzz: 1"), "spec.zzz", "known here are image, model, data"),
+    ("unknown", *more("zzz: 1"), "spec.zzz", "the fields here are image, model, data"),
     ("Python's name of lambda", "{preset: grpo}", "{preset: ppo, advantage: {lambda_: 1}}",
      "spec.algorithm.advantage.lambda_", "did you mean lambda?"),
     ("preset", "preset: grpo", "preset: gropo", "spec.algorithm.preset", "did you mean grpo?"),
@@ -95,10 +96,34 @@ CASES: list[tuple[str, str, str, str, str]] = [
      "spec.algorithm.kl.inReward.kind", "is not one of k1, k2, k3, abs, full"),
     ("engine argument", *more("rollout: {engineArgs: {gpu_memory_utilisation: 0.8}}"),
      "spec.rollout.engineArgs.gpu_memory_utilisation", "did you mean gpu_memory_utilization?"),
+    ("a word of a mode", *more("pipeline: {mode: async}"), "spec.pipeline.mode", "did you mean fullyAsync?"),
+    ("letters that changed places", "preset: grpo", "preset: gpro", "spec.algorithm.preset", "did you mean grpo?"),
+    ("initials", *more("trainer: {optimizer: {lr: 1e-6}}"), "spec.trainer.optimizer.lr", "did you mean learningRate?"),
+    ("initials in the wrong section", *more("trainer: {lr: 1e-6}"), "spec.trainer.lr",
+     "did you mean spec.trainer.optimizer.learningRate?"),
+    ("a word of a field", *more("trainer: {gpus: 1}"), "spec.trainer.gpus", "did you mean gpusPerReplica?"),
+    ("a field of a section far away", "{source: org/model}", "{source: org/model, path: here}", "spec.model.path",
+     "the fields here are source"),
+    ("a file of a function", "type: gsm8k", "type: custom, function: './rewards.py:positions'",
+     "spec.reward.functions[0].function", "write the module, without .py: rewards:positions"),
+    ("a file of a function elsewhere", "type: gsm8k", "type: custom, function: '../my/rewards.py:positions'",
+     "spec.reward.functions[0].function",
+     "put the file beside the job file, and write its name without .py: rewards:positions"),
+    # what one mistake leads to
+    ("the name of a required field", "  algorithm:", "  algoritm:", "spec.algoritm", "did you mean algorithm?"),
+    ("what others depend on", *more("pipeline: {mode: fully, syncEvery: 2, staleness: {maxAge: 4}}"),
+     "spec.pipeline.mode", "did you mean fullyAsync?"),
+    ("what another compares itself with", *more("batch: {groups: many, miniBatchGroups: 7}"), "spec.batch.groups",
+     "must be a whole number"),
+    ("an item that another needs", *more(
+        "rollout: {environment: {type: tools, tools: [{type: pyton}], sandbox: {isolation: auto}}}"),
+     "spec.rollout.environment.tools[0].type", "did you mean python?"),
+    ("a section whose default does not fit", "{source: org/model}", "{random: {contextLength: 32, "
+     "tokenizer: {characters: abc}}}\n  rollout: 3", "spec.rollout", "must be a map"),
     # YAML
-    ("twice", "  name: tiny\n", "  name: tiny\n  name: other\n", "line 5, column 3", "'name' is there twice"),
+    ("twice", "  name: tiny\n", "  name: tiny\n  name: other\n", "line 5, column 3", "'name' appears twice"),
     ("tab", "  name: tiny", "\tname: tiny", "line 4, column 1", "cannot start any token"),
-    ("not a number", *more("stop: {reward: .nan}"), "line 13, column 18", "not a number that JSON knows"),
+    ("not a number", *more("stop: {reward: .nan}"), "line 13, column 18", "not a JSON number"),
     ("unclosed", "{preset: grpo}", "{preset: grpo", "line 13, column 1", "expected ',' or '}'"),
 ]  # fmt: skip
 
@@ -192,7 +217,7 @@ def test_mistakes_of_several_jobs_are_told_apart(minimal_text: str) -> None:
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "apiVersion: v1\nkind: ConfigMap\n"])
 def test_a_file_without_a_job(text: str) -> None:
     ((outcome,)) = check_text(text + "\n")
-    assert "there is no RLJob in it" in str(outcome.violations[0])
+    assert "contains no RLJob" in str(outcome.violations[0])
 
 
 def test_a_file_by_its_path(tmp_path: Path, minimal_text: str) -> None:

@@ -125,7 +125,7 @@ def test_models_trained_further_have_their_base_models_shape(source: str, family
 
 
 def test_a_configuration_of_another_family_or_without_a_size_is_refused_by_name() -> None:
-    with pytest.raises(UnknownShapeError, match="'gpt_oss' is not among llama, mistral, qwen2, qwen3, gemma2"):
+    with pytest.raises(UnknownShapeError, match="'gpt_oss' is not one of llama, mistral, qwen2, qwen3, gemma2"):
         ModelShape.from_config({"model_type": "gpt_oss"})
     with pytest.raises(UnknownShapeError, match="some layers of this qwen3_moe have no experts"):
         ModelShape.from_config(
@@ -217,7 +217,7 @@ def test_an_engine_whose_cache_holds_no_sequence_does_not_fit_whatever_is_free_b
     (device,) = [device for device in found.devices if device.name == "engine GPU"]
     assert device.peak.total < 80 * GIB / 2
     assert device.missing > 0
-    assert device.notes == ("the KV cache does not hold one sequence of 4096 tokens: vLLM would not start",)
+    assert device.notes == ("the KV cache is too small for one sequence of 4096 tokens, so vLLM would not start",)
     assert [str(setting) for setting in found.remedies["engine GPU"].settings] == [
         "spec.rollout.engineArgs.gpu_memory_utilization: 0.9"
     ]
@@ -437,28 +437,28 @@ def test_validate_notes_what_does_not_fit_on_the_gpus_that_the_job_asks_for() ->
     small = {"pod": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"}}}
     (note,) = said(job(trainer={"gpusPerReplica": 4, "activationCheckpointing": True, **small}))
     assert note.startswith("spec.trainer.gpusPerReplica: trainer GPU: ")
-    assert "but there are 22.5; set spec.trainer." in note
+    assert "but has only 22.5; set spec.trainer." in note
     (note,) = said(job(rollout={"gpusPerReplica": 1, "pod": {"nodeSelector": {"nvidia.com/gpu.memory": "15360"}}}))
-    assert note.startswith("spec.rollout.gpusPerReplica: engine GPU: the KV cache does not hold one sequence")
+    assert note.startswith("spec.rollout.gpusPerReplica: engine GPU: the KV cache is too small for one sequence")
 
 
 def test_validate_notes_a_pod_whose_ranks_cannot_read_the_model() -> None:
     pod = {"resources": {"limits": {"memory": "4Gi"}}}
     (note,) = said(job(trainer={"gpusPerReplica": 4, "pod": pod}))
-    assert note.startswith("spec.trainer.pod.resources.limits.memory: trainer pod's host memory: 8.12 GiB")
+    assert note.startswith("spec.trainer.pod.resources.limits.memory: trainer pod's host memory: needs 8.12 GiB")
     assert "set spec.trainer.pod.resources.limits.memory: 9Gi" in note
     assert said(job(trainer={"gpusPerReplica": 4, "pod": {"resources": {"limits": {"memory": "16Gi"}}}})) == []
 
 
 def test_validate_notes_engines_on_cpus_beside_a_trainer_on_gpus() -> None:
     (note,) = said(job(rollout={"replicas": 4, "gpusPerReplica": 0}))
-    assert note.startswith("spec.rollout.gpusPerReplica: engines sample on CPUs, while the trainer has GPUs")
+    assert note.startswith("spec.rollout.gpusPerReplica: engines sample on CPUs, although the trainer has GPUs")
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"trainer": {"backend": "mine:Backend"}}, "spec.trainer.backend: what mine:Backend keeps"),
+        ({"trainer": {"backend": "mine:Backend"}}, "spec.trainer.backend: the memory of mine:Backend"),
     ],
 )
 def test_of_what_cannot_be_told_nothing_is_said(changed: dict[str, Any], named: str) -> None:
@@ -471,10 +471,10 @@ def test_of_what_cannot_be_told_nothing_is_said(changed: dict[str, Any], named: 
     assert said(plain)
     lora = {"source": QWEN, "lora": {"rank": 8}}
     on_cpus = job(model=lora, trainer={"gpusPerReplica": 0}, rollout={"gpusPerReplica": 0})
-    assert (untold(on_cpus) or "").startswith("spec.model.lora: what adapters")
+    assert (untold(on_cpus) or "").startswith("spec.model.lora: the CPU memory of adapters")
     assert untold(job(model=lora)) is None
     gemma = known_shape("google/gemma-2-2b-it")
-    assert (untold(on_cpus, gemma) or "").startswith("spec.model: what layers of gemma2 take on CPUs")
+    assert (untold(on_cpus, gemma) or "").startswith("spec.model: the CPU memory of gemma2 layers")
     assert untold(job(), gemma) is None
 
 

@@ -37,10 +37,10 @@ def said(document: dict[str, Any]) -> list[str]:
 
 def test_tools_that_may_hold_up_the_trainer_are_noted() -> None:
     (note,) = said(job())
-    assert note.startswith("spec.pipeline.staleness.onDeadline: an episode may make 24 calls of up to 30 s (search);")
+    assert note.startswith("spec.pipeline.staleness.onDeadline: an episode can make 24 calls of up to 30 s (search);")
     assert "longer than 4 steps" in note
     (note,) = said(job(environment=TOOLS | {"maxCalls": 5, "maxCallsPerTurn": 2}))
-    assert "may make 5 calls" in note
+    assert "can make 5 calls" in note
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_rows_that_several_pods_compute_are_noted() -> None:
     document["spec"] |= {"trainer": trainer, "batch": {"miniBatchGroups": 8}}
     (note,) = said(document)
     assert note.startswith(
-        "spec.trainer.parallelism.context: the 8 ranks of a row do not all stand in one pod of 4 GPUs"
+        "spec.trainer.parallelism.context: the 8 ranks that share a row do not all fit in one pod of 4 GPUs"
     )
     for loud, words in (
-        ({"context": 4, "tensor": 2}, "context: the 8 ranks of a row"),
-        ({"tensor": 8}, "tensor: the 8 ranks of a layer do not all stand in one pod of 4 GPUs"),
+        ({"context": 4, "tensor": 2}, "context: the 8 ranks that share a row"),
+        ({"tensor": 8}, "tensor: the 8 tensor-parallel ranks do not all fit in one pod of 4 GPUs"),
     ):
         document["spec"]["trainer"] = trainer | {"parallelism": loud}
         (note,) = said(document)

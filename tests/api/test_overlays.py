@@ -76,9 +76,9 @@ def test_the_job_is_checked_as_a_whole(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("- a\n- b\n", "an overlay is a map"),
-        ("spec: {}\n---\nspec: {}\n", "holds 2 documents"),
-        ("", "holds 0 documents"),
-        ("spec: {\n", "mend the YAML there"),
+        ("spec: {}\n---\nspec: {}\n", "contains 2 documents"),
+        ("", "contains 0 documents"),
+        ("spec: {\n", "fix the YAML syntax here"),
     ],
 )
 def test_what_is_no_overlay_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -71,7 +71,7 @@ def test_null_removes_an_item() -> None:
         ("reward.functions[0]type=3", "malformed path"),
         ("batch.groups.more=3", "spec.batch.groups is neither a map nor a list"),
         ("reward.functions[2].weight=3", "is a list of 1"),
-        ("reward.functions.type=x", "'type' is no position"),
+        ("reward.functions.type=x", "'type' is not a position"),
         ("batch.groups=[1", "the value is not YAML"),
         ("batch.groups=.nan", "the value is not YAML"),
     ],

@@ -59,16 +59,16 @@ def test_table_is_what_this_machines_kubectl_says() -> None:
 
 @pytest.mark.parametrize("text", [".nan", ".NaN", ".inf", "-.inf", "+.INF"])
 def test_numbers_that_json_lacks_are_refused(text: str) -> None:
-    with pytest.raises(YamlError, match="not a number that JSON knows"):
+    with pytest.raises(YamlError, match="not a JSON number"):
         read_documents(f"a: 1\nb: {text}\n")
 
 
 @pytest.mark.parametrize(
     ("text", "line", "column", "phrase"),
     [
-        ("a: 1\nb: 2\na: 3\n", 3, 1, "'a' is there twice; its first place is line 1"),
-        ("a:\n  x: 1\n  'x': 2\n", 3, 3, "'x' is there twice"),
-        ("'1': a\n1: b\n", 2, 1, "'1' is there twice"),
+        ("a: 1\nb: 2\na: 3\n", 3, 1, "'a' appears twice, first on line 1"),
+        ("a:\n  x: 1\n  'x': 2\n", 3, 3, "'x' appears twice"),
+        ("'1': a\n1: b\n", 2, 1, "'1' appears twice"),
         ("a:\n\tb: 1\n", 2, 1, "cannot start any token"),
         ("a: [1, 2\nb: 3\n", 2, 2, "expected ',' or ']'"),
         ("a: *b\n", 1, 4, "undefined alias 'b'"),
@@ -168,5 +168,5 @@ def test_the_largest_float_is_one_when_written_as_a_whole_number() -> None:
 
 
 def test_no_text_holds_nul() -> None:
-    with pytest.raises(YamlError, match="line 2, column 4: a text must not hold the character NUL"):
+    with pytest.raises(YamlError, match="line 2, column 4: text must not contain the character NUL"):
         read_value('a: 1\nb: "x\\0y"')

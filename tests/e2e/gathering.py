@@ -118,7 +118,7 @@ def _results(world: World, folder: Path) -> None:
     """What this session's runs have written, but for their weights. The volume keeps earlier sessions' too."""
     # `-path` instead of a start in that folder: where no run has written yet there is nothing to find, and no error.
     own = ("-size", "-2048k", "-path", f"./runs/{world.namespace}/*")
-    no_weights = ("-not", "-path", "*/learner/*", "-not", "-path", "*/model/*")
+    no_weights = ("-not", "-path", "*/learner/*", "-not", "-path", "*/start/*")
     for name in world.in_results("find", ".", "-type", "f", *own, *no_weights).splitlines():
         file = folder / RESULTS / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,14 @@ from world import COMPLETED, ON_THE_WAY, TRAINING, World, story
 pytestmark = pytest.mark.timeout(1500)
 RESULTS_OF_A_STEP = ("reward/mean", "actor/grad_norm", "response/length/mean")
 """Numbers of a step that depend on every token and every weight before it, and on no clock."""
+PACED = """import time
+
+def paced(response: str, answer: str) -> float:
+    time.sleep(0.004)
+    return sum(map(str.__eq__, response, answer)) / len(answer)
+"""
+"""Two workers take a second for a step's 512 samples, so that a job of 40 steps is still at work when a busy machine
+comes to disturb it."""
 HAS_LEFT = re.compile(r"engine \S+ on (\S+) has left")
 """How the driver says that an engine has handed back what it had begun."""
 
@@ -87,8 +95,11 @@ def test_a_job_that_was_suspended_and_lost_its_trainer_ends_as_one_that_was_left
         "stop": {"steps": steps},
         "validation": {"every": FOREVER, "atStart": False},
         "retry": {"backoffSeconds": 1},
+        "code": {"configMap": "paced"},
+        "reward": {"functions": [{"type": "custom", "function": "paced:paced"}], "workers": 2},
     }
-    world.apply(world.job_document("disturbed", **common))
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "paced"}, "data": {"paced.py": PACED}}
+    world.apply(code, world.job_document("disturbed", **common))
     world.until_condition("disturbed", "Running", "True", "Training")
     world.until_step("disturbed", 3)
     reached = world.suspend("disturbed")["status"]["checkpoint"]["step"]

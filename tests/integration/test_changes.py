@@ -8,7 +8,7 @@ from world import Object, World, job_document
 
 pytestmark = pytest.mark.timeout(400)
 
-NEVER = "cannot be changed after creation; make a new job (restore.from continues from this one's checkpoint)"
+NEVER = "cannot be changed after creation; create a new job (restore.from continues from this one's checkpoint)"
 
 
 @pytest.mark.parametrize("suspend", [False, True], ids=["not-suspended", "suspended"])
@@ -61,7 +61,7 @@ async def test_a_placement_that_is_not_given_stays_as_well(world: World, rollout
         await world.patch("implied", {"rollout": change})
     (cause,) = refusal.value.answer["details"]["causes"]
     assert cause["field"] == "spec.placement"
-    assert "follows from rollout.replicas" in cause["message"]
+    assert "depends on rollout.replicas" in cause["message"]
 
 
 @pytest.mark.parametrize(

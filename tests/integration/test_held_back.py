@@ -29,7 +29,7 @@ async def test_an_unknown_scheduler_and_scheduling_gates_are_named(world: World)
     world.start_operator(settings=replace(SETTINGS, scheduler_seconds=8.0))
     await world.apply(job_document("unserved", trainer=with_template(schedulerName="my-scheduler")))
     message = await said(world, "unserved", "SchedulerMissing")
-    assert "no scheduler my-scheduler has looked at the pod for 8 s" in message
+    assert "the scheduler my-scheduler has not handled the pod for 8 s" in message
 
     gates = [{"name": "example.com/checked"}]
     await world.apply(job_document("gated", trainer=with_template(schedulingGates=gates)), Play(steps=1))

@@ -117,7 +117,7 @@ async def test_a_lost_key_is_said_and_healthy_pods_are_left_alone(world: World) 
     world.start_operator(token_key="b" * 64)
     job = await world.until_condition("job", "Running", "Unknown", "TokenRefused")
     (said,) = [item for item in job["status"]["conditions"] if item["type"] == "Running"]
-    assert f"no longer has the key {TokenKey(b'a' * 64).id}" in said["message"]
+    assert f"no longer has the token key {TokenKey(b'a' * 64).id}" in said["message"]
     await asyncio.sleep(11)
     await world.until_condition("job", "Running", "Unknown", "TokenRefused")
     await world.stop_operator()
@@ -136,7 +136,7 @@ async def test_a_driver_that_refuses_the_token_is_said_and_left_alone(world: Wor
     world.heads.drivers_refuse = status
     job = await world.until_condition("job", "Running", "Unknown", "TokenRefused")
     (said,) = [item for item in job["status"]["conditions"] if item["type"] == "Running"]
-    assert said["message"] == f"the driver does not take the operator's token ({status})"
+    assert said["message"] == f"the driver does not accept the operator's token ({status})"
     await asyncio.sleep(11)
     await world.until_condition("job", "Running", "Unknown", "TokenRefused")
     world.heads.drivers_refuse = None

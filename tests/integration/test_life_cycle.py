@@ -143,7 +143,7 @@ async def test_pools_that_score_grow_and_shrink_beside_the_engines(world: World)
     await world.until("what the driver says of them has been asked again", lambda: _ready(world, 1, 1))
     # What pods look like, and whether a pool is there at all, waits for a suspension; which model judges for ever.
     for change in ({"rewardModel": None}, {"rewardModel": {"gpusPerReplica": 1}}, {"judge": {"gpusPerReplica": 1}}):
-        with pytest.raises(ApiCallError, match="while the job is suspended only"):
+        with pytest.raises(ApiCallError, match="only be changed while the job is suspended"):
             await world.patch("scored", change)
     with pytest.raises(ApiCallError, match="cannot be changed after creation"):
         await world.patch("scored", {"judge": {"model": {"source": "/models/other"}}})
@@ -303,7 +303,7 @@ async def test_what_pods_cannot_follow_is_refused_while_they_run_and_changed_whi
         await world.patch("changing", NEW_ENGINES)
     (cause,) = refusal.value.answer["details"]["causes"]
     assert cause["field"] == "spec.rollout.env"
-    assert cause["message"].endswith("can be changed while the job is suspended only; set spec.suspend: true first")
+    assert cause["message"].endswith("can only be changed while the job is suspended; set spec.suspend: true first")
     assert (await world.job("changing"))["spec"] == before
 
     await world.patch("changing", {"suspend": True})

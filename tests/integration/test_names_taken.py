@@ -52,7 +52,7 @@ async def test_what_is_not_the_jobs_own_is_left_alone_and_named(
     await world.apply(job_document("taken"), Play(steps=None))
     job = await world.until_condition("taken", "ClusterReady", "False", "ClusterRejected")
     (condition,) = (item for item in job["status"]["conditions"] if item["type"] == "ClusterReady")
-    assert condition["message"] == f"there is a {kind} that is not the job's: rename it, or the job"
+    assert condition["message"] == f"there is a {kind} that does not belong to the job: rename it, or the job"
     assert _written(await world.call("GET", one)) == before
     assert [cluster["metadata"]["name"] for cluster in await world.clusters()] == (
         ["taken-c1"] if theirs is CLUSTER[1] else []

@@ -74,7 +74,7 @@ async def test_a_head_on_a_lost_node_is_gone_before_the_next_attempt(world: Worl
 
     async def only_the_head_is_left() -> bool:
         said = await message_of(world, "adrift", "ClusterReady")
-        return said == f"waiting for the end of {lost['metadata']['name']}"
+        return said == f"waiting for {lost['metadata']['name']} to end"
 
     await world.until("the job waits for nothing but the lost pod", only_the_head_is_left)
     assert (await world.clusters(), names_of(await world.pods())) == ([], names_of([lost]))

@@ -169,7 +169,7 @@ async def test_a_mended_override_is_taken_up(world: World) -> None:
     world.start_operator()
     await world.apply(job_document("mended", rollout={"pod": UNKNOWN_TO_US}), Play(steps=1))
     await world.until_condition("mended", "ClusterReady", "False", "ClusterRejected")
-    with pytest.raises(ApiCallError, match="suspended only"):
+    with pytest.raises(ApiCallError, match="while the job is suspended"):
         await world.patch("mended", {"rollout": {"pod": {"annotations": None}}})
     await world.patch("mended", {"suspend": True})
     await world.until_condition("mended", "Suspended", "True")

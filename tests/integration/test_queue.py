@@ -58,7 +58,7 @@ async def test_a_job_waits_runs_loses_its_quota_and_goes_on(kueue_crd: None, wor
 
     await kueue.preempt(workload, name, PREEMPTED)
     job = await world.until_condition("queued", "Running", "False", "QuotaTakenBack")
-    assert said(job, "Running")["message"] == f"quota taken back: {PREEMPTED}"
+    assert said(job, "Running")["message"] == f"quota reclaimed: {PREEMPTED}"
     assert [item["reason"] for item in job["status"]["attempts"]] == ["QuotaTakenBack"]
 
     async def freed() -> bool:

@@ -133,4 +133,4 @@ async def test_where_a_job_starts_from_cannot_be_changed(world: World) -> None:
             check=False,
         )
         assert done.returncode == 1
-        assert "make a new job (restore.from continues from this one's checkpoint)" in done.stderr
+        assert "create a new job (restore.from continues from this one's checkpoint)" in done.stderr

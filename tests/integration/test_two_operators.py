@@ -51,8 +51,8 @@ async def test_the_second_operator_says_so_acts_on_nothing_and_takes_over_when_t
     (event,) = await world.until("it is told on the job", told)
     holder = f"{world.namespace}/rljob-operator"
     assert event["type"] == "Warning"
-    assert f"another operator ({holder}) acts on the RLJobs of this namespace" in event["message"]
-    assert f"another operator ({holder}) acts on the RLJobs of the namespace {world.namespace}" in caplog.text
+    assert f"another operator ({holder}) manages the RLJobs of this namespace" in event["message"]
+    assert f"another operator ({holder}) manages the RLJobs of the namespace {world.namespace}" in caplog.text
     second.operator._refresh_metrics()
     page = generate_latest(second.operator.metrics.registry).decode()
     assert f'rljob_other_operator{{namespace="{world.namespace}",operator="{holder}"}} 1.0' in page

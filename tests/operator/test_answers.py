@@ -95,7 +95,7 @@ async def test_a_list_of_another_form_is_named(result: object) -> None:
         return web.json_response({"data": {"result": {"result": result}}})
 
     async with heads(ray) as found:
-        with pytest.raises(AnswerError, match="has another form"):
+        with pytest.raises(AnswerError, match="has an unknown format"):
             await found.head("n", "c", TOKENS).leftovers()
 
 

@@ -121,12 +121,12 @@ async def test_the_second_does_nothing_says_so_and_takes_over_when_the_first_has
         assert not second.claims.holds(SPACE)
         assert second.changes == [SPACE]
         assert dict(second.claims.others) == {SPACE: "a/operator"}
-        assert "another operator (a/operator) acts on the RLJobs of the namespace space" in caplog.text
+        assert "another operator (a/operator) manages the RLJobs of the namespace space" in caplog.text
         assert await second.claims.tell(JOB) > 3000
         await second.claims.tell(JOB)
         (event,) = server.events
         assert (event["type"], event["reason"], event["involvedObject"]["name"]) == ("Warning", "OtherOperator", "job")
-        assert "another operator (a/operator) acts" in event["message"]
+        assert "another operator (a/operator) manages" in event["message"]
         # However long: it stays so.
         await asyncio.sleep(1.2 * claims.LEASE_SECONDS)
         assert (first.claims.holds(SPACE), second.claims.holds(SPACE)) == (True, False)
@@ -141,7 +141,7 @@ async def test_the_second_does_nothing_says_so_and_takes_over_when_the_first_has
         assert both == 0
         assert second.changes == [SPACE, SPACE]
         assert second.claims.other(SPACE) == ""
-        assert "b/operator acts in the namespace space, which was a/operator's" in caplog.text
+        assert "b/operator acts in the namespace space, previously claimed by a/operator" in caplog.text
 
 
 async def test_of_many_that_begin_at_once_one_gets_the_namespace() -> None:
@@ -198,7 +198,7 @@ async def test_who_may_not_claim_acts_on_nothing_and_says_why(caplog: pytest.Log
     server = Server(refuses=True)
     async with installations(server) as start:
         only = start("a/operator")
-        await until(lambda: "nothing is done in the namespace space unless it can be claimed" in caplog.text)
+        await until(lambda: "nothing is done in the namespace space until it can be claimed" in caplog.text)
         assert not only.claims.holds(SPACE)
         await asyncio.sleep(0.3)
         assert caplog.text.count("leases is forbidden") == 1

@@ -70,7 +70,7 @@ def test_a_start_fails_a_minute_after_its_first_crash_and_not_before() -> None:
     keep_crashing(world, "head", seconds=2 * EVERY_SECONDS)
     (attempt,) = world.status.attempts
     assert (attempt.started, attempt.ended) == (START, START + timedelta(seconds=62))
-    assert attempt.message.startswith("pods keep crashing before the driver starts, for 62 s now: job-c1-head-")
+    assert attempt.message.startswith("pods have been crashing for 62 s and the driver cannot start: job-c1-head-")
     assert world.clusters == {}
 
 
@@ -83,7 +83,7 @@ def test_while_the_retry_pauses_there_are_no_pods_and_the_pause_doubles() -> Non
         failed = world.now
         assert world.reason("Running") == "BackingOff"
         assert KILLED in message(world, "Running")
-        assert f"attempt {number + 1} begins in {100 * 2 ** (number - 1)} s" in message(world, "Running")
+        assert f"attempt {number + 1} starts in {100 * 2 ** (number - 1)} s" in message(world, "Running")
         world.settle(3, seconds=1)
         assert (world.clusters, world.pods) == ({}, {})
         assert (world.reason("Running"), world.reason("ClusterReady")) == ("BackingOff", "PodError")
@@ -289,7 +289,7 @@ def test_a_job_may_be_suspended_and_mended_while_its_retry_pauses() -> None:
 def test_of_a_head_and_the_workers_that_crash_with_it_the_head_is_named() -> None:
     world = starting(retry={"limit": 0})
     keep_crashing(world, "head", "rollout", "trainer", seconds=90)
-    assert "now: job-c1-head-" in message(world, "Failed")
+    assert "the driver cannot start: job-c1-head-" in message(world, "Failed")
     assert message(world, "Failed").count(KILLED) == 1
 
 

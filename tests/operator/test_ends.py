@@ -32,11 +32,11 @@ def test_one_that_hears_nothing_says_so_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
-        assert ended_by(monkeypatch, UnwatchedError("no watch tells of them")) == 1
-    assert caplog.messages == ["no watch tells of them"]
+        assert ended_by(monkeypatch, UnwatchedError("no watch covers them")) == 1
+    assert caplog.messages == ["no watch covers them"]
 
 
 def test_of_any_other_error_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ExceptionGroup) as raised:
-        ended_by(monkeypatch, UnwatchedError("no watch tells of them"), KeyError("another"))
+        ended_by(monkeypatch, UnwatchedError("no watch covers them"), KeyError("another"))
     assert [type(error) for error in raised.value.exceptions] == [UnwatchedError, KeyError]

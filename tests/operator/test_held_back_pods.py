@@ -198,7 +198,7 @@ def test_a_scheduler_that_nobody_is_is_named_after_half_a_minute() -> None:
     world.now = created + timedelta(seconds=SETTINGS.scheduler_seconds)
     decision = world.look()
     assert (world.value("ClusterReady"), world.reason("ClusterReady")) == ("False", "SchedulerMissing")
-    assert "no scheduler my-scheduler has looked at the pod for 30 s" in message(world)
+    assert "the scheduler my-scheduler has not handled the pod for 30 s" in message(world)
     assert ("Warning", "SchedulerMissing") in [(event.kind, event.reason) for event in decision.events]
 
 

@@ -228,7 +228,7 @@ async def test_of_what_no_watch_has_told_the_operator_ends(frequent_looks: None,
     for other in CUSTOM - {plural}:
         listening.heard(other)
     async with serving(Cluster(**{plural: ["a"]})) as api:
-        with pytest.raises(UnwatchedError, match=f"there are {plural}, and no watch tells of them"):
+        with pytest.raises(UnwatchedError, match=f"there are {plural}, but no watch covers them"):
             await asyncio.wait_for(listening.run(api, ()), 10)
 
 

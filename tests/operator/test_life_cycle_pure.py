@@ -268,7 +268,7 @@ def test_two_pools_are_resized_at_once_each_at_its_own_pace() -> None:
     said = world.status.by_type["Resizing"]
     assert (said.reason, said.message) == (
         "Draining",
-        "rollout: 1 of 2 replicas hand back their samples; reward-model: 3 of 4 replicas hand back their samples",
+        "rollout: 1 of 2 replicas are draining; reward-model: 3 of 4 replicas are draining",
     )
     began = world.status.resize_time
     assert began is not None
@@ -278,7 +278,7 @@ def test_two_pools_are_resized_at_once_each_at_its_own_pace() -> None:
     driver.drained |= {*engines[:1], *scorers[:1]}
     world.settle(4, train=False)
     assert (len(pods_of(world, "rollout")), len(pods_of(world, "reward-model"))) == (1, 3)
-    assert world.status.by_type["Resizing"].message == "reward-model: 2 of 3 replicas hand back their samples"
+    assert world.status.by_type["Resizing"].message == "reward-model: 2 of 3 replicas are draining"
     assert world.status.resize_time == began
     world.settle(8)
     assert (world.reason("Resizing"), world.status.resize_time) == ("AtSize", None)
@@ -321,7 +321,7 @@ def test_a_judges_engines_come_are_drained_and_go() -> None:
     world.settle(4, train=False)
     assert len(pods_of(world, "judge")) == 3
     said = world.status.by_type["Resizing"]
-    assert (said.reason, said.message) == ("Draining", "judge: 2 of 3 replicas hand back their samples")
+    assert (said.reason, said.message) == ("Draining", "judge: 2 of 3 replicas are draining")
     world.settle(8)
     (driver,) = world.running()
     assert sorted(world.removed) == sorted(driver.drained)

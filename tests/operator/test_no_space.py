@@ -48,7 +48,7 @@ def test_retries_that_would_fail_alike_are_not_used_up_and_the_job_goes_on_once_
         assert (world.value("Running"), world.reason("Running")) == ("False", "NoSpace")
         # The first error: what fails afterwards follows from it, or tells less.
         assert message(world, "Running").startswith("attempt 1: cannot write the checkpoint: No space left on device")
-        assert f"attempt {number + 1} begins in 300 s" in message(world, "Running")
+        assert f"attempt {number + 1} starts in 300 s" in message(world, "Running")
         until_the_next_attempt(world)
     world.settle(3)
     assert world.reason("Running") == "Training"
@@ -69,7 +69,7 @@ def test_a_disk_that_stays_full_fails_the_job_after_the_start_deadline() -> None
     assert timedelta(seconds=1000) <= world.now - first < timedelta(seconds=1500)
     assert world.reason("Failed") == "NoSpace"
     assert message(world, "Failed").startswith(
-        "attempt 1: cannot write the checkpoint: No space left on device; there was no room for "
+        "attempt 1: cannot write the checkpoint: No space left on device; there was no space for "
     )
     assert world.status.failures == 0
 

@@ -120,7 +120,7 @@ def test_it_is_ready_once_the_watches_have_shown_what_there_is(running: Running)
     while len(lists) < 5 and not waiting.done():
         time.sleep(0.01)
     assert not waiting.done(), waiting.result()
-    assert running.ask("/readyz")[0::2] == (503, "the watches have not delivered yet\n")
+    assert running.ask("/readyz")[0::2] == (503, "the watches have not synced yet\n")
     # Not ready isn't dead: a restart would begin the lists anew.
     assert running.status("/healthz") == 200
     running.loop.call_soon_threadsafe(running.first_list.saw, "known")

@@ -54,7 +54,7 @@ ADMITTED = (("QuotaReserved", "True", "Quota reserved in ClusterQueue cq"), ("Ad
     ("raw", "message", "taken_back"),
     [
         (workload(("QuotaReserved", "False", NO_QUOTA)), f"waits for quota: {NO_QUOTA}", False),
-        (workload(), "waits for quota: Kueue has not looked at it yet", False),
+        (workload(), "waits for quota: Kueue has not processed it yet", False),
         (
             workload(("QuotaReserved", "False", "LocalQueue rl doesn't exist")),
             "waits for quota: LocalQueue rl doesn't exist",
@@ -76,7 +76,7 @@ ADMITTED = (("QuotaReserved", "True", "Quota reserved in ClusterQueue cq"), ("Ad
             False,
         ),
         # Kueue sets Evicted first and takes the reservation once the pods are gone.
-        (workload(*ADMITTED, ("Evicted", "True", PREEMPTED)), f"quota taken back: {PREEMPTED}", True),
+        (workload(*ADMITTED, ("Evicted", "True", PREEMPTED)), f"quota reclaimed: {PREEMPTED}", True),
         (
             workload(
                 ("QuotaReserved", "False", NO_QUOTA),
@@ -84,7 +84,7 @@ ADMITTED = (("QuotaReserved", "True", "Quota reserved in ClusterQueue cq"), ("Ad
                 ("Evicted", "True", PREEMPTED),
                 ("Preempted", "True", PREEMPTED),
             ),
-            f"quota taken back: {PREEMPTED}; waits for quota: {NO_QUOTA}",
+            f"quota reclaimed: {PREEMPTED}; waits for quota: {NO_QUOTA}",
             True,
         ),
         (
@@ -92,7 +92,7 @@ ADMITTED = (("QuotaReserved", "True", "Quota reserved in ClusterQueue cq"), ("Ad
                 ("QuotaReserved", "False", "The ClusterQueue is stopped"),
                 ("Evicted", "True", "The ClusterQueue is stopped"),
             ),
-            "quota taken back: The ClusterQueue is stopped",
+            "quota reclaimed: The ClusterQueue is stopped",
             True,
         ),
         (
@@ -156,7 +156,7 @@ def test_quota_taken_back_costs_no_failure_and_not_the_place_in_the_queue() -> N
     world.admit()
     world.settle(8)
     (before,) = world.clusters.values()
-    world.hold(f"quota taken back: {PREEMPTED}", taken_back=True)
+    world.hold(f"quota reclaimed: {PREEMPTED}", taken_back=True)
     world.settle(3)
     assert world.pods == {}
     assert world.reason("Running") == "QuotaTakenBack"
@@ -181,7 +181,7 @@ def test_admitted_again_before_a_pod_went_the_old_driver_is_stopped_first() -> N
     world = queued()
     world.admit()
     world.settle(8)
-    world.hold("quota taken back", taken_back=True)
+    world.hold("quota reclaimed", taken_back=True)
     world.look()
     world.admit()
     world.settle(8)
@@ -194,7 +194,7 @@ def test_an_eviction_is_believed_before_the_cluster_is_stopped() -> None:
     world = queued()
     world.admit()
     world.settle(8)
-    world.queue = QueueView(True, True, "quota taken back: for somebody else")
+    world.queue = QueueView(True, True, "quota reclaimed: for somebody else")
     world._end_pod(next(name for name in world.pods if "head" in name))
     world.look()
     assert (world.reason("Running"), world.status.incarnation) == ("QuotaTakenBack", 1)

@@ -9,7 +9,7 @@ from rljob_operator.executor import _why_refused
 STRICT = 'RayCluster in version "v1" cannot be handled as a RayCluster: strict decoding error: '
 OF_THE_POD = 'unknown field "spec.headGroupSpec.template.spec.hostUsers"'
 OF_KUBERAY = 'unknown field "spec.authOptions"'
-TOO_OLD = "KubeRay is too old: its RayCluster has no spec.authOptions; install 1.6 or newer, its CRDs included"
+TOO_OLD = "KubeRay is too old: its RayCluster has no spec.authOptions; install 1.6 or newer, including its CRDs"
 
 
 @pytest.mark.parametrize(

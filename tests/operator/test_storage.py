@@ -99,7 +99,7 @@ def test_the_message_names_field_claim_modes_and_what_would_do() -> None:
     made.look()
     # head, two engines, one trainer pod
     assert made.status.by_type["Accepted"].message == (
-        "spec.checkpoint.uri: PersistentVolumeClaim state is ReadWriteOnce, but 4 pods mount it, on any nodes: "
+        "spec.checkpoint.uri: PersistentVolumeClaim state is ReadWriteOnce, but 4 pods on arbitrary nodes mount it: "
         "it must be ReadWriteMany, or the nodeSelector of head and pools must name one kubernetes.io/hostname"
     )
 

@@ -92,13 +92,13 @@ def in_the_watch(code: int) -> web.Response:
 
 @pytest.mark.parametrize("code", [400, 404, 410])
 async def test_a_watch_that_is_refused_is_said_to_be(code: int) -> None:
-    with pytest.raises(UnwatchedError, match=r"watches have ended .*no conversion for it.*; this operator ends"):
+    with pytest.raises(UnwatchedError, match=r"watches have ended .*no conversion for it.*; the operator exits"):
         await watched(lambda _: web.json_response(told(code), status=code), watches=100)
 
 
 @pytest.mark.parametrize("code", [400, 500, 504])
 async def test_an_error_in_a_watch_is_said(code: int) -> None:
-    with pytest.raises(UnwatchedError, match=r"watches have ended .*no conversion for it.*; this operator ends"):
+    with pytest.raises(UnwatchedError, match=r"watches have ended .*no conversion for it.*; the operator exits"):
         await watched(lambda _: in_the_watch(code), watches=100)
 
 

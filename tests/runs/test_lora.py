@@ -46,9 +46,9 @@ def test_the_example_learns_and_leaves_the_model_as_it_was(runner: Runner, chang
     merged, adapter = runner.folder / "merged", runner.folder / "adapter"
     assert main(["export", str(output), "--to", str(merged)]) == 0
     assert main(["export", str(output), "--to", str(adapter), "--adapter"]) == 0
-    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(output / "model"), adapter)
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(output / "start"), adapter)
     by_peft, ours = theirs.merge_and_unload().state_dict(), load_file(merged / "model.safetensors")
-    first = load_file(output / "model" / "model.safetensors")
+    first = load_file(output / "start" / "model.safetensors")
     for name, tensor in ours.items():
         assert float((tensor - by_peft[name]).abs().max()) < 1e-6, name
         assert torch.equal(tensor, first[name]) != name.endswith("_proj.weight"), name

@@ -367,7 +367,10 @@ def test_a_signal_that_leaves_no_checkpoint_says_why_and_the_same_command_begins
     assert "so step 1 cannot be saved any more: there is no checkpoint (checkpoint.everySteps)" in printed
     assert "SIGTERM at step 1; there is no checkpoint" in json.loads((output / "summary.json").read_text())["reason"]
     assert not (output / "checkpoints").exists()
-    assert "resuming" not in runner.run("run", job, "--output", output)
+    assert "; nothing was saved yet: the same command begins anew" in printed
+    printed = runner.run("run", job, "--output", output)
+    assert f"an earlier run in {output} ended before its first checkpoint, so this one begins anew" in printed
+    assert "resuming" not in printed
     assert [r["step"] for r in metrics_of(output)] == [1, 2, 3]
 
 
@@ -392,7 +395,7 @@ def test_a_signal_ends_a_run_that_validates_before_its_first_step_and_leaves_nob
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, printed
     assert "interrupted: SIGINT before the first step; report: " in printed
-    assert "; the same command continues the run" in printed
+    assert "; nothing was saved yet: the same command begins anew" in printed
     assert "Traceback" not in printed
     assert json.loads((runner.folder / "output" / "summary.json").read_text())["outcome"] == "interrupted"
     _, left = psutil.wait_procs(others, timeout=30)

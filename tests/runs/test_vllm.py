@@ -89,7 +89,7 @@ def check_export(runner: Runner, output: Path) -> None:
     """vLLM and transformers load what `rljob export` writes, and both answer as the learner itself would."""
     exported, made = runner.folder / "exported", runner.folder / "made.json"
     assert main(["export", str(output), "--to", str(exported)]) == 0
-    first, last = (load_file(folder / "model.safetensors") for folder in (output / "model", exported))
+    first, last = (load_file(folder / "model.safetensors") for folder in (output / "start", exported))
     assert max(float((last[name] - first[name]).abs().max()) for name in first) > 1e-3
     runner.run(exported, json.dumps(PROMPTS), made, program=("-c", GREEDY), cold=True)
     learner = load_actor(find_trained(output, None, runner.folder / "scratch", report=print)).live_model

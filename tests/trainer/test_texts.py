@@ -110,7 +110,7 @@ def test_a_job_file_with_half_a_character_is_refused_with_its_line() -> None:
     with pytest.raises(JobInvalid) as raised:
         load_jobs(text)
     assert f"line {line}" in str(raised.value)
-    assert "\\ud83d is half a character" in str(raised.value)
+    assert "\\ud83d is half a surrogate pair" in str(raised.value)
 
 
 def test_a_character_that_json_writes_as_two_escapes_is_one_in_a_job_file() -> None:

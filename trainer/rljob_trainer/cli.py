@@ -20,7 +20,7 @@ from rljob_trainer.errors import NO_ROOM, JobFileError, RLJobError, exit_code_of
 
 VERBS = {
     "run": ("rljob_trainer.commands.run", "train a job on this machine"),
-    "validate": ("rljob_trainer.commands.validate", "say everything that is wrong with job files"),
+    "validate": ("rljob_trainer.commands.validate", "say everything that is wrong with a job file"),
     "explain": ("rljob_trainer.commands.explain", "say what a field of the job file means"),
     "plan": ("rljob_trainer.commands.plan", "predict step time, waits and ages, for this and other splits"),
     "drive": ("rljob_trainer.commands.drive", "train a job on a Ray cluster: what the operator starts on its head"),

@@ -12,9 +12,9 @@ from rljob_api.rules.cel import Path
 from rljob_api.schema import Node, root
 from rljob_api.spec.base import ChangeClass
 
-NEVER = "cannot be changed after creation; make a new job (restore.from continues from this one's checkpoint)"
-IMPLIED = "follows from rollout.replicas, which can be neither added nor removed after creation; make a new job"
-SUSPENDED = "can be changed while the job is suspended only; set spec.suspend: true first"
+NEVER = "cannot be changed after creation; create a new job (restore.from continues from this one's checkpoint)"
+IMPLIED = "depends on rollout.replicas, which cannot be added or removed after creation; create a new job"
+SUSPENDED = "can only be changed while the job is suspended; set spec.suspend: true first"
 
 
 def transitions() -> dict[Path, list[Schema]]:

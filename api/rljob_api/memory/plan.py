@@ -68,11 +68,11 @@ def untold(job: ResolvedJob, shape: ModelShape | None = None, critic_shape: Mode
     on_cpus = not job.spec.trainer.gpus_per_replica
     for field, each in (("model", shape), ("algorithm.critic.model", critic_shape)):
         if each is not None and each.family not in CPU_FAMILIES and on_cpus:
-            return f"spec.{field}: what layers of {each.family} take on CPUs cannot be told beforehand"
+            return f"spec.{field}: the CPU memory of {each.family} layers cannot be predicted"
     if job.spec.model.lora is not None and not job.spec.trainer.gpus_per_replica:
-        return "spec.model.lora: what adapters beside a frozen model take on CPUs cannot be told beforehand"
+        return "spec.model.lora: the CPU memory of adapters on a frozen model cannot be predicted"
     if job.spec.trainer.backend != "fsdp2":
-        return f"spec.trainer.backend: what {job.spec.trainer.backend} keeps cannot be told beforehand"
+        return f"spec.trainer.backend: the memory of {job.spec.trainer.backend} cannot be predicted"
     return None
 
 
@@ -195,7 +195,7 @@ def _cache_notes(inputs: MemoryInputs) -> Iterator[str]:
         needed = engine.token * engine.context
         yield f"one sequence of {engine.context} tokens takes {gib(needed)} GiB of KV cache"
     elif longest < 1:
-        yield f"the KV cache does not hold one sequence of {engine.context} tokens: vLLM would not start"
+        yield f"the KV cache is too small for one sequence of {engine.context} tokens, so vLLM would not start"
     else:
         yield (
             f"the KV cache holds {int(longest)} sequences of {engine.context} tokens at once "

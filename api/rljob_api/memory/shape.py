@@ -17,8 +17,8 @@ MIXTURES = ("qwen3_moe",)
 """Families whose feed-forward part is a mixture of experts, in every layer."""
 FAMILIES = (*CPU_FAMILIES, *GEMMA, *MIXTURES)
 """The ``model_type`` values whose parameters are known one by one."""
-_SPECIAL_TOKENS = 4
-"""Beside the characters of a random model's tokenizer: padding, begin, end, and what stands for unknown ones."""
+_SPECIAL_TOKENS = 1
+"""Beside the characters of a random model's tokenizer: the end of text."""
 
 TensorShape = tuple[int, ...]
 """The shape of a parameter."""
@@ -63,13 +63,13 @@ class ModelShape:
         fields: Mapping[str, object] = text if isinstance(text, Mapping) else config
         family = fields.get("model_type")
         if not isinstance(family, str) or family not in FAMILIES:
-            raise UnknownShapeError(f"the model type {family!r} is not among {', '.join(FAMILIES)}")
+            raise UnknownShapeError(f"the model type {family!r} is not one of {', '.join(FAMILIES)}")
 
         def size(name: str, default: int | None = None) -> int:
             value = fields.get(name)
             value = default if value is None else value
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UnknownShapeError(f"{name} is {value!r}, no whole number above 0")
+                raise UnknownShapeError(f"{name} is {value!r}, not a whole number above 0")
             return value
 
         hidden, heads = size("hidden_size"), size("num_attention_heads")

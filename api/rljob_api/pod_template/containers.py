@@ -31,7 +31,7 @@ def ports_are_sound(container: Located, pod: PodSeen) -> Iterator[Violation]:
         if name:
             yield from names.port(port.at("name"), name)
             if name in seen:
-                yield Violation(port.at("name"), f'"{name}" is there twice', "keep one of them")
+                yield Violation(port.at("name"), f'"{name}" is listed twice', "keep one of them")
             seen.add(name)
         yield from within(port, "containerPort", 1, 65535)
         if port.number("hostPort") != 0:
@@ -47,7 +47,7 @@ def host_ports_are_taken_once(spec: Located, pod: PodSeen) -> Iterator[Violation
             number = port.number("hostPort")
             taken = (port.text("protocol") or "TCP", port.text("hostIP"), number or 0)
             if number and taken in seen:
-                yield Violation(port.at("hostPort"), f"{number} is there twice", "use another port")
+                yield Violation(port.at("hostPort"), f"{number} is listed twice", "use another port")
             seen.add(taken)
 
 
@@ -64,7 +64,7 @@ def probes_are_sound(container: Located, pod: PodSeen) -> Iterator[Violation]:
         seconds, needed = probe.get("terminationGracePeriodSeconds"), probe.number("successThreshold")
         yield from within(probe, "terminationGracePeriodSeconds", 1)
         if name == "readinessProbe" and seconds is not None:
-            yield Violation(seconds.path, "a readiness probe ends no container", "remove it")
+            yield Violation(seconds.path, "readiness probes do not terminate containers", "remove it")
         if name != "readinessProbe" and needed not in (None, 0, 1):
             yield Violation(probe.at("successThreshold"), f"must be 1 in a {name}", "remove it")
 
@@ -85,9 +85,9 @@ def _handler(node: Located, pod: PodSeen) -> Iterator[Violation]:
     """validateHandler."""
     given = [name for name in _HANDLERS if node.get(name) is not None]
     if not given:
-        yield Violation(node.path, "says nothing to be done", f"add one of {', '.join(_HANDLERS[:4])}")
+        yield Violation(node.path, "has no handler", f"add one of {', '.join(_HANDLERS[:4])}")
     for more in given[1:]:
-        yield Violation(node.at(more), f"stands beside {given[0]}, and there can be one", "keep one of them")
+        yield Violation(node.at(more), f"is combined with {given[0]}, but there can only be one", "keep one of them")
     handler = node.get(given[0]) if given else None
     if handler is None:
         return
@@ -101,7 +101,7 @@ def _handler(node: Located, pod: PodSeen) -> Iterator[Violation]:
     if given[0] == "httpGet":
         for header in handler.items("httpHeaders"):
             if not re.fullmatch(r"[-A-Za-z0-9]+", header.text("name")):
-                yield Violation(header.at("name"), f'"{header.text("name")}" cannot name a header', "use letters and -")
+                yield Violation(header.at("name"), f'"{header.text("name")}" is not a header name', "use letters and -")
 
 
 @of("Container")
@@ -110,11 +110,11 @@ def restarts_are_ruled(container: Located, pod: PodSeen) -> Iterator[Violation]:
     rules, policy = container.items("restartPolicyRules"), container.get("restartPolicy")
     if policy is None:
         if rules:
-            yield Violation(container.at("restartPolicy"), "is required beside restartPolicyRules", "add it")
+            yield Violation(container.at("restartPolicy"), "is required with restartPolicyRules", "add it")
     elif container.text("restartPolicy") not in _POLICIES:
         yield Violation(policy.path, f"is not one of {', '.join(_POLICIES)}", "choose one of them")
     if len(rules) > 20:
-        yield Violation(container.at("restartPolicyRules"), f"has {len(rules)} items", "allowed are at most 20")
+        yield Violation(container.at("restartPolicyRules"), f"has {len(rules)} items", "use at most 20")
     for rule in rules:
         if rule.text("action") != "Restart":
             yield Violation(rule.at("action"), f'"{rule.text("action")}" is not Restart', "write Restart")
@@ -125,4 +125,4 @@ def restarts_are_ruled(container: Located, pod: PodSeen) -> Iterator[Violation]:
             if codes.text("operator") not in ("In", "NotIn"):
                 yield Violation(codes.at("operator"), "is not one of In, NotIn", "choose one of them")
             if len(codes.items("values")) > 255:
-                yield Violation(codes.at("values"), "has too many items", "allowed are at most 255")
+                yield Violation(codes.at("values"), "has too many items", "use at most 255")

@@ -24,7 +24,7 @@ def registries_have_ports(source: Located, pod: PodSeen) -> Iterator[Violation]:
     registry = source.text("registry")
     pairs = [re.fullmatch(r"([^:\[\]]*|\[[^\[\]]*\]):[^:\[\]]*", pair) for pair in registry.split(",")]
     if registry and not all(pairs):
-        yield Violation(source.at("registry"), f'"{registry}" is no list of host:port', "write host:port,host:port")
+        yield Violation(source.at("registry"), f'"{registry}" is not a list of host:port', "write host:port,host:port")
     elif len(source.text("tenant")) > 64:
         yield Violation(source.at("tenant"), "is too long", "use at most 64 characters")
 
@@ -33,9 +33,9 @@ def registries_have_ports(source: Located, pod: PodSeen) -> Iterator[Violation]:
 def datasets_are_named_once(source: Located, pod: PodSeen) -> Iterator[Violation]:
     """validateFlockerVolumeSource."""
     if bool(source.text("datasetName")) == bool(source.text("datasetUUID")):
-        yield Violation(source.path, "needs exactly one of datasetName and datasetUUID", "name one")
+        yield Violation(source.path, "needs exactly one of datasetName and datasetUUID", "set one")
     if "/" in source.text("datasetName"):
-        yield Violation(source.at("datasetName"), "contains /", "write the name without")
+        yield Violation(source.at("datasetName"), "contains /", "write the name without it")
 
 
 @of("AzureDiskVolumeSource")
@@ -46,7 +46,7 @@ def disks_have_addresses(source: Located, pod: PodSeen) -> Iterator[Violation]:
     kind, address = source.text("kind"), source.text("diskURI")
     beginning = "/subscriptions/" if kind == "Managed" else "https://"
     if source.get("kind") is not None and not address.startswith(beginning):
-        yield Violation(source.at("diskURI"), f"does not begin with {beginning}", "write the disk's whole address")
+        yield Violation(source.at("diskURI"), f"does not begin with {beginning}", "write the disk's full address")
 
 
 @of("ISCSIVolumeSource")
@@ -56,9 +56,9 @@ def targets_have_names(source: Located, pod: PodSeen) -> Iterator[Violation]:
     for name in ("iqn", "initiatorName"):
         text, given = source.text(name), source.get(name) is not None
         if given and (text or name != "iqn") and not any(re.fullmatch(form, text) for form in _INITIATOR):
-            yield Violation(source.at(name), f'"{text}" is no iSCSI name', "begin it with iqn., eui. or naa.")
+            yield Violation(source.at(name), f'"{text}" is not an iSCSI name', "start it with iqn., eui. or naa.")
     if (source.flag("chapAuthDiscovery") or source.flag("chapAuthSession")) and source.get("secretRef") is None:
-        yield Violation(source.at("secretRef"), "is required by CHAP", "name the Secret")
+        yield Violation(source.at("secretRef"), "is required by CHAP", "set it to the Secret's name")
 
 
 @of("FCVolumeSource")
@@ -66,7 +66,7 @@ def targets_are_of_one_kind(source: Located, pod: PodSeen) -> Iterator[Violation
     """validateFCVolumeSource."""
     targets = source.items("targetWWNs")
     if bool(targets) == bool(source.items("wwids")):
-        yield Violation(source.at("targetWWNs"), "needs exactly one of targetWWNs and wwids", "name one")
+        yield Violation(source.at("targetWWNs"), "needs exactly one of targetWWNs and wwids", "set one")
     if targets:
         if source.number("lun") is None:
             yield Violation(source.at("lun"), "is required by targetWWNs", "add it")
@@ -99,4 +99,4 @@ def options_are_the_drivers_own(source: Located, pod: PodSeen) -> Iterator[Viola
     """validateFlexVolumeSource."""
     for key, value in source.entries("options").items():
         if f".{key.partition('/')[0].lower()}".endswith(_RESERVED):
-            yield Violation(value.path, "is in a domain of Kubernetes", "use one of the driver's own")
+            yield Violation(value.path, "is in a Kubernetes domain", "use the driver's own domain")

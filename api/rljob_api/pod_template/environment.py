@@ -31,15 +31,15 @@ def variables_have_one_origin(variable: Located, pod: PodSeen) -> Iterator[Viola
     name = variable.text("name")
     yield from required(variable, "name")
     if name and not names.is_variable(name):
-        yield Violation(variable.at("name"), f'"{name}" cannot be the name of a variable', "use letters, digits and _")
+        yield Violation(variable.at("name"), f'"{name}" is not a valid variable name', "use letters, digits and _")
     origin = variable.get("valueFrom")
     if origin is None:
         return
     given = [source for source in SOURCES if origin.get(source) is not None]
     if len(given) != 1:
-        yield Violation(origin.path, f"needs exactly one of {', '.join(SOURCES)}", "name one")
+        yield Violation(origin.path, f"needs exactly one of {', '.join(SOURCES)}", "set one")
     elif variable.text("value"):
-        yield Violation(origin.path, "cannot stand beside value", "keep one of them")
+        yield Violation(origin.path, "cannot be combined with value", "keep one of them")
 
 
 @of("EnvVarSource")
@@ -56,19 +56,19 @@ def pod_field(reference: Located | None, known_fields: Sequence[str]) -> Iterato
     path, at = reference.text("fieldPath"), reference.at("fieldPath")
     version = reference.text("apiVersion")
     if version not in ("", "v1"):
-        yield Violation(reference.at("apiVersion"), f'"{version}" is not the version of a pod', "write v1")
+        yield Violation(reference.at("apiVersion"), f'"{version}" is not a version of the pod API', "write v1")
     subscript = re.fullmatch(r"(.*)\['(.*)'\]", path, re.DOTALL)
     if not path:
-        yield Violation(at, "is required", f"name one of {', '.join(known_fields)}")
+        yield Violation(at, "is required", f"use one of {', '.join(known_fields)}")
     elif subscript:
         if subscript[1] not in ("metadata.annotations", "metadata.labels"):
-            yield Violation(at, f'"{subscript[1]}" has no parts', "name a label or an annotation")
+            yield Violation(at, f'"{subscript[1]}" has no keys', "use a label or an annotation")
         else:
             is_label = subscript[1] == "metadata.labels"
             yield from names.qualified(at, subscript[2] if is_label else subscript[2].lower())
     elif path not in known_fields and not (path == "spec.host" and "spec.nodeName" in known_fields):
         labels = "metadata.labels['name']"
-        yield Violation(at, f'"{path}" is no field that can be had', f"use one of {', '.join(known_fields)}, {labels}")
+        yield Violation(at, f'"{path}" is not an available field', f"use one of {', '.join(known_fields)}, {labels}")
 
 
 def amount_field(reference: Located | None, *, in_file: bool) -> Iterator[Violation]:
@@ -79,22 +79,24 @@ def amount_field(reference: Located | None, *, in_file: bool) -> Iterator[Violat
     if in_file:
         yield from required(reference, "containerName")
     if name not in _AMOUNTS and not name.startswith(_HUGE):
-        yield Violation(reference.at("resource"), f'"{name}" cannot be had', f"use one of {', '.join(_AMOUNTS)}")
+        yield Violation(reference.at("resource"), f'"{name}" is not available', f"use one of {', '.join(_AMOUNTS)}")
         return
     divisor = reference.get("divisor")
     value = known(divisor.value) if divisor is not None else None
     allowed = ("1m", "1") if name.endswith(".cpu") else _UNITS
     if divisor is not None and value and value not in map(known, allowed):
-        yield Violation(divisor.path, f"{divisor.value} is no unit of {name}", f"use one of {', '.join(allowed)}")
+        yield Violation(divisor.path, f"{divisor.value} is not a unit for {name}", f"use one of {', '.join(allowed)}")
 
 
 @of("ConfigMapKeySelector", "SecretKeySelector")
 def keys_have_names(selector: Located, pod: PodSeen) -> Iterator[Violation]:
     """validateConfigMapKeySelector, validateSecretKeySelector."""
     if not names.is_subdomain(selector.text("name")):
-        yield Violation(selector.at("name"), "is not the name of an object", "write it in lower case")
+        yield Violation(selector.at("name"), "is not an object name", "write it in lower case")
     if not names.is_key(selector.text("key")):
-        yield Violation(selector.at("key"), f'"{selector.text("key")}" is no key', "use letters, digits, -, _ and .")
+        yield Violation(
+            selector.at("key"), f'"{selector.text("key")}" is not a valid key', "use letters, digits, -, _ and ."
+        )
 
 
 @of("FileKeySelector")
@@ -103,12 +105,12 @@ def files_have_names(selector: Located, pod: PodSeen) -> Iterator[Violation]:
     yield from required(selector, "key", "volumeName", "path")
     key, name = selector.text("key"), selector.text("volumeName")
     if key and not names.is_variable(key):
-        yield Violation(selector.at("key"), f'"{key}" cannot be the name of a variable', "use letters, digits and _")
+        yield Violation(selector.at("key"), f'"{key}" is not a valid variable name', "use letters, digits and _")
     yield from names.label(selector.at("volumeName"), name)
     yield from without_backsteps(selector.at("path"), selector.text("path"))
     volume = pod.volumes.get(name)
     if name and (volume is None or volume.get("emptyDir") is None):
-        yield Violation(selector.at("volumeName"), f'there is no volume "{name}" that is an emptyDir', "add one")
+        yield Violation(selector.at("volumeName"), f'there is no emptyDir volume "{name}"', "add one")
 
 
 @of("EnvFromSource")
@@ -116,10 +118,10 @@ def variables_come_from_one_object(source: Located, pod: PodSeen) -> Iterator[Vi
     """ValidateEnvFrom."""
     prefix = source.text("prefix")
     if prefix and not names.is_variable(prefix):
-        yield Violation(source.at("prefix"), f'"{prefix}" cannot begin the name of a variable', "use letters")
+        yield Violation(source.at("prefix"), f'"{prefix}" is not a valid prefix of a variable name', "use letters")
     given = [name for name in ("configMapRef", "secretRef") if source.get(name) is not None]
     if len(given) != 1:
-        yield Violation(source.path, "needs exactly one of configMapRef and secretRef", "name one")
+        yield Violation(source.path, "needs exactly one of configMapRef and secretRef", "set one")
     for name in given:
         if (reference := source.get(name)) is not None:
             yield from required(reference, "name")

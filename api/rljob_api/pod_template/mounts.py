@@ -20,7 +20,7 @@ def mounts_are_sound(container: Located, pod: PodSeen) -> Iterator[Violation]:
         yield from _has_a_volume(mount, mount.text("name"), pod)
         sub_path, expression = mount.text("subPath"), mount.text("subPathExpr")
         if sub_path and expression:
-            yield Violation(mount.at("subPathExpr"), "cannot stand beside subPath", "keep one of them")
+            yield Violation(mount.at("subPathExpr"), "cannot be combined with subPath", "keep one of them")
         yield from descending(mount.at("subPath"), sub_path)
         yield from descending(mount.at("subPathExpr"), expression)
         propagation = mount.text("mountPropagation")
@@ -45,9 +45,9 @@ def _recursion(mount: Located, propagation: str) -> Iterator[Violation]:
     value, path = mount.text("recursiveReadOnly"), mount.at("recursiveReadOnly")
     if value in ("Enabled", "IfPossible"):
         if not mount.flag("readOnly"):
-            yield Violation(path, "has a meaning for read-only mounts only", "set readOnly: true")
+            yield Violation(path, "applies only to read-only mounts", "set readOnly: true")
         if propagation not in ("", "None"):
-            yield Violation(path, "cannot stand beside mountPropagation", "remove one of them")
+            yield Violation(path, "cannot be combined with mountPropagation", "remove one of them")
     elif value != "Disabled":
         yield Violation(path, f'"{value}" is not one of Disabled, IfPossible, Enabled', "choose one of them")
 
@@ -64,12 +64,12 @@ def devices_are_sound(container: Located, pod: PodSeen) -> Iterator[Violation]:
         yield from without_backsteps(device.at("devicePath"), path)
         yield from _has_a_volume(device, name, pod)
         if pod.spec.flag("hostUsers") is False:
-            yield Violation(device.path, "cannot stand beside hostUsers: false", "remove one of them")
+            yield Violation(device.path, "cannot be combined with hostUsers: false", "remove one of them")
         volume = pod.volumes.get(name)
         if volume is not None and not (volume.get("persistentVolumeClaim") or volume.get("ephemeral")):
-            yield Violation(device.at("name"), f"the volume {name} is no claim", "use a persistentVolumeClaim")
+            yield Violation(device.at("name"), f"the volume {name} is not a claim", "use a persistentVolumeClaim")
         if name in names or path in paths:
-            yield Violation(device.at("name"), "is mounted as a folder too", "keep one of them")
+            yield Violation(device.at("name"), "is also mounted as a folder", "keep one of them")
         if name in seen:
-            yield Violation(device.at("name"), f'"{name}" is there twice', "keep one of them")
+            yield Violation(device.at("name"), f'"{name}" is listed twice', "keep one of them")
         seen.add(name)

@@ -11,9 +11,9 @@ from rljob_api.violations import Violation
 
 _LABEL = "use at most 63 lower-case letters, digits and '-', with a letter or digit at both ends"
 _SUBDOMAIN = "use lower-case letters, digits, '-' and '.', with a letter or digit at both ends of each part"
-_QUALIFIED = "use at most 63 letters, digits, '-', '_' and '.', after a domain and / if there is one"
+_QUALIFIED = "use at most 63 letters, digits, '-', '_' and '.', optionally after a domain and /"
 _VALUE = "use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
-_PORT = "use at most 15 lower-case letters, digits and single '-', with one letter at least"
+_PORT = "use at most 15 lower-case letters, digits and single '-', with at least one letter"
 
 
 def is_label(text: str) -> bool:
@@ -69,7 +69,7 @@ def label(path: str, text: str) -> Iterator[Violation]:
 
 def subdomain(path: str, text: str) -> Iterator[Violation]:
     if text and not is_subdomain(text):
-        yield Violation(path, f'"{text}" is not the name of an object', _SUBDOMAIN)
+        yield Violation(path, f'"{text}" is not a valid object name', _SUBDOMAIN)
 
 
 def qualified(path: str, text: str) -> Iterator[Violation]:
@@ -79,7 +79,7 @@ def qualified(path: str, text: str) -> Iterator[Violation]:
 
 def label_value(path: str, text: str) -> Iterator[Violation]:
     if not is_label_value(text):
-        yield Violation(path, f'"{text}" cannot be the value of a label', _VALUE)
+        yield Violation(path, f'"{text}" is not a valid label value', _VALUE)
 
 
 def port(path: str, value: object) -> Iterator[Violation]:
@@ -87,6 +87,6 @@ def port(path: str, value: object) -> Iterator[Violation]:
     if isinstance(value, bool):
         return
     if isinstance(value, int) and not 1 <= value <= 65535:
-        yield Violation(path, f"{value} is no port", "allowed is 1 to 65535")
+        yield Violation(path, f"{value} is not a port", "use 1 to 65535")
     elif isinstance(value, str) and not is_port_name(value):
-        yield Violation(path, f'"{value}" is not the name of a port', _PORT)
+        yield Violation(path, f'"{value}" is not a valid port name', _PORT)

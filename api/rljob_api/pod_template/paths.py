@@ -27,4 +27,4 @@ def file_name(path: str, text: str) -> Iterator[Violation]:
     """ValidateLocalNonReservedPath: where a volume of files puts one of them."""
     yield from descending(path, text)
     if text.startswith("..") and text != ".." and not text.startswith("../"):
-        yield Violation(path, f'"{text}" begins with ..', "such names are Kubernetes' own; use another")
+        yield Violation(path, f'"{text}" begins with ..', "Kubernetes reserves such names; use another")

@@ -76,7 +76,7 @@ def chosen(node: Located, name: str) -> Iterator[Violation]:
     """A choice that is written and empty, where only one that is not written has a default."""
     found = node.get(name)
     if found is not None and found.value == "":
-        yield Violation(found.path, "is empty", "choose one, or remove it")
+        yield Violation(found.path, "is empty", "set one, or remove it")
 
 
 def within(node: Located, name: str, low: int, high: int | None = None) -> Iterator[Violation]:
@@ -84,4 +84,4 @@ def within(node: Located, name: str, low: int, high: int | None = None) -> Itera
     value = node.number(name)
     if value is not None and (value < low or (high is not None and value > high)):
         allowed = f"{low} to {high}" if high is not None else f"at least {low}"
-        yield Violation(node.at(name), f"{value} is too {'small' if value < low else 'large'}", f"allowed is {allowed}")
+        yield Violation(node.at(name), f"{value} is too {'small' if value < low else 'large'}", f"must be {allowed}")

@@ -33,7 +33,7 @@ def pods_have_sound_resources(spec: Located, pod: PodSeen) -> Iterator[Violation
     if resources is None:
         return
     if resources.get("claims") is not None:
-        yield Violation(resources.at("claims"), "claims belong to containers", "move it to one")
+        yield Violation(resources.at("claims"), "claims belong to containers", "move it to a container")
     yield from _amounts(resources, in_container=False)
     yield from _containers_fit(spec, resources)
 
@@ -51,7 +51,9 @@ def _amounts(resources: Located, *, in_container: bool) -> Iterator[Violation]:
         if limit is None:
             if exact and in_container:
                 yield Violation(
-                    resources.at("limits"), f"{name} cannot be shared, and has no limit", f"set it to {amount.value}"
+                    resources.at("limits"),
+                    f"{name} cannot be overcommitted and needs a limit",
+                    f"set it to {amount.value}",
                 )
             continue
         asked, most = known(amount.value), known(limit.value)
@@ -59,7 +61,7 @@ def _amounts(resources: Located, *, in_container: bool) -> Iterator[Violation]:
             continue
         if exact:
             yield Violation(
-                amount.path, f"is {amount.value}, but the limit of {name} is {limit.value}", "make it equal"
+                amount.path, f"is {amount.value}, but the limit of {name} is {limit.value}", "make them equal"
             )
         elif _milli(asked) > _milli(most):
             yield Violation(
@@ -68,7 +70,7 @@ def _amounts(resources: Located, *, in_container: bool) -> Iterator[Violation]:
     every = {**requests, **limits}
     huge = [entry for name, entry in every.items() if name.startswith(_HUGE)]
     if huge and not every.keys() & {"cpu", "memory"}:
-        yield Violation(huge[0].path, "huge pages need cpu or memory beside them", "set one of them too")
+        yield Violation(huge[0].path, "huge pages need cpu or memory too", "also set one of them")
 
 
 def _name(path: str, name: str, *, in_container: bool) -> Iterator[Violation]:
@@ -82,7 +84,7 @@ def _name(path: str, name: str, *, in_container: bool) -> Iterator[Violation]:
             path, f"there is no resource {name}", f"use one of {', '.join(_STANDARD)}, or a name with a domain"
         )
     elif "/" in name and "kubernetes.io/" not in name and not _is_extended(name):
-        yield Violation(path, f"{name} cannot be the name of a resource", "use a shorter one, not with requests.")
+        yield Violation(path, f"{name} is not a valid resource name", "use a shorter one, without requests.")
 
 
 def _is_extended(name: str) -> bool:
@@ -105,13 +107,13 @@ def _amount(amount: Located, name: str) -> Iterator[Violation]:
     if value is None:
         return
     if value < 0:
-        yield Violation(amount.path, f"{amount.value} is below 0", "allowed is at least 0")
+        yield Violation(amount.path, f"{amount.value} is below 0", "must be at least 0")
     if _is_extended(name) and _milli(value) % 1000:
-        yield Violation(amount.path, f"{amount.value} is no whole number", f"{name} cannot be divided")
+        yield Violation(amount.path, f"{amount.value} is not a whole number", f"{name} cannot be divided")
     if name.startswith(_HUGE):
         page = known(name.removeprefix(_HUGE))
         if page is None or page <= 0 or _milli(page) % 1000 or math.ceil(value) % math.ceil(page):
-            yield Violation(amount.path, f"{amount.value} is no multiple of {name}", "use whole pages")
+            yield Violation(amount.path, f"{amount.value} is not a multiple of {name}", "use whole pages")
 
 
 def _milli(value: Fraction) -> int:
@@ -130,7 +132,7 @@ def _claims(resources: Located, pod: PodSeen) -> Iterator[Violation]:
             continue
         whole = request == "" and any(other.partition("/")[0] == name for other in seen)
         if name in seen or key in seen or whole:
-            yield Violation(claim.path, f'"{key}" is there twice', "keep one of them")
+            yield Violation(claim.path, f'"{key}" is listed twice', "keep one of them")
         yield from names.label(claim.at("request"), request)
         seen.add(key)
         if name not in pod.claims:
@@ -144,13 +146,13 @@ def _containers_fit(spec: Located, resources: Located) -> Iterator[Violation]:
         asked = [_requested(found, name) for found in containers]
         value = known(whole.value)
         if value is not None and sum(asked) > value:
-            yield Violation(whole.path, f"{whole.value} is less than the containers ask for", "raise it")
+            yield Violation(whole.path, f"{whole.value} is less than the containers request", "raise it")
     for name, whole in resources.entries("limits").items():
         value, parts = known(whole.value), [_limit(found, name) for found in containers]
         if value is None:
             continue
         if max(parts, default=0) > value or (name.startswith(_HUGE) and sum(parts) > value):
-            yield Violation(whole.path, f"{whole.value} is less than that of a container", "raise it")
+            yield Violation(whole.path, f"{whole.value} is less than a container's limit", "raise it")
 
 
 def _requested(resources: Located, name: str) -> Fraction:
@@ -179,11 +181,11 @@ def resource_claims_are_named(spec: Located, pod: PodSeen) -> Iterator[Violation
         yield from names.label(claim.at("name"), claim.text("name"))
         sources = [name for name in ("resourceClaimName", "resourceClaimTemplateName") if claim.get(name) is not None]
         if len(sources) != 1:
-            problem = "needs one of resourceClaimName and resourceClaimTemplateName, and no more"
-            yield Violation(claim.path, problem, "name one")
+            problem = "needs exactly one of resourceClaimName and resourceClaimTemplateName"
+            yield Violation(claim.path, problem, "set one")
         for name in sources:
             if not names.is_subdomain(claim.text(name)):
-                yield Violation(claim.at(name), "is not the name of an object", "write it in lower case")
+                yield Violation(claim.at(name), "is not an object name", "write it in lower case")
 
 
 @of("Container")
@@ -195,7 +197,7 @@ def pods_are_resized_without_a_restart(container: Located, pod: PodSeen) -> Iter
         if name not in ("cpu", "memory"):
             yield Violation(policy.at("resourceName"), f'"{name}" cannot be resized', "use cpu or memory")
         elif name in seen:
-            yield Violation(policy.at("resourceName"), f"{name} is there twice", "keep one of them")
+            yield Violation(policy.at("resourceName"), f"{name} is listed twice", "keep one of them")
         seen.add(name)
         if policy.text("restartPolicy") != "NotRequired":
-            yield Violation(policy.at("restartPolicy"), "pods of a job are never restarted", "write NotRequired")
+            yield Violation(policy.at("restartPolicy"), "a job's pods are never restarted", "write NotRequired")

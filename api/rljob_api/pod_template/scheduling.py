@@ -32,20 +32,20 @@ def node_requirements_are_sound(term: Located, pod: PodSeen) -> Iterator[Violati
         yield from names.qualified(requirement.at("key"), requirement.text("key"))
         if operator in ("Gt", "Lt"):
             if len(values) != 1:
-                yield Violation(requirement.at("values"), f"{operator} compares with one value", "write one number")
+                yield Violation(requirement.at("values"), f"{operator} takes exactly one value", "write one number")
         else:
             yield from _operator(requirement)
     for requirement in term.items("matchFields"):
         operator, values = requirement.text("operator"), requirement.items("values")
         if requirement.text("key") != "metadata.name":
-            yield Violation(requirement.at("key"), "is no field of a node", "use metadata.name, or matchExpressions")
+            yield Violation(requirement.at("key"), "is not a node field", "use metadata.name, or matchExpressions")
         if operator not in ("In", "NotIn"):
             yield Violation(requirement.at("operator"), f'"{operator}" is not one of In, NotIn', "choose one of them")
         elif len(values) != 1:
-            yield Violation(requirement.at("values"), "has to be one name", "write one")
+            yield Violation(requirement.at("values"), "must be a single name", "write one")
         for path, value in requirement.texts("values"):
             if not names.is_subdomain(value):
-                yield Violation(path, f'"{value}" is not the name of a node', "write it in lower case")
+                yield Violation(path, f'"{value}" is not a node name', "write it in lower case")
 
 
 def _operator(requirement: Located) -> Iterator[Violation]:
@@ -57,7 +57,7 @@ def _operator(requirement: Located) -> Iterator[Violation]:
     elif operator in ("In", "NotIn") and not values:
         yield Violation(requirement.at("values"), f"is required by {operator}", "add the values")
     elif operator in ("Exists", "DoesNotExist") and values:
-        yield Violation(requirement.at("values"), f"has no meaning with {operator}", "remove it")
+        yield Violation(requirement.at("values"), f"has no effect with {operator}", "remove it")
 
 
 @of("LabelSelector")
@@ -91,7 +91,7 @@ def pod_affinity_has_a_topology(term: Located, pod: PodSeen) -> Iterator[Violati
     yield from names.qualified(term.at("topologyKey"), term.text("topologyKey"))
     for path, name in term.texts("namespaces"):
         if not names.is_label(name):
-            yield Violation(path, f'"{name}" is not the name of a namespace', "write it in lower case")
+            yield Violation(path, f'"{name}" is not a namespace name', "write it in lower case")
     yield from _label_keys(term)
 
 
@@ -101,7 +101,7 @@ def _label_keys(term: Located) -> Iterator[Violation]:
     matched, others = dict(term.texts("matchLabelKeys")), dict(term.texts("mismatchLabelKeys"))
     for name, keys in (("matchLabelKeys", matched), ("mismatchLabelKeys", others)):
         if keys and selector is None:
-            yield Violation(term.at(name), "has a meaning beside labelSelector only", "add one, or remove it")
+            yield Violation(term.at(name), "applies only together with labelSelector", "add one, or remove it")
         elif keys:
             for path, key in keys.items():
                 yield from names.qualified(path, key)
@@ -110,11 +110,11 @@ def _label_keys(term: Located) -> Iterator[Violation]:
     for requirement in selector.items("matchExpressions") if selector is not None else ():
         key = requirement.text("key")
         if key in matched.values() and key in seen:
-            yield Violation(term.at("matchLabelKeys"), f'"{key}" stands in labelSelector too', "keep one of them")
+            yield Violation(term.at("matchLabelKeys"), f'"{key}" is also in labelSelector', "keep one of them")
         seen.add(key)
     for path, key in matched.items():
         if key in others.values():
-            yield Violation(path, f'"{key}" stands in mismatchLabelKeys too', "keep one of them")
+            yield Violation(path, f'"{key}" is also in mismatchLabelKeys', "keep one of them")
 
 
 @of("TopologySpreadConstraint")
@@ -124,9 +124,7 @@ def spread_is_sound(constraint: Located, pod: PodSeen) -> Iterator[Violation]:
     yield from required(constraint, "topologyKey", "whenUnsatisfiable")
     yield from within(constraint, "minDomains", 1)
     if constraint.number("minDomains") is not None and constraint.text("whenUnsatisfiable") != "DoNotSchedule":
-        yield Violation(
-            constraint.at("minDomains"), "has a meaning for whenUnsatisfiable: DoNotSchedule only", "set that"
-        )
+        yield Violation(constraint.at("minDomains"), "applies only to whenUnsatisfiable: DoNotSchedule", "set it")
     for name in ("nodeAffinityPolicy", "nodeTaintsPolicy"):
         yield from chosen(constraint, name)
     yield from _label_keys(constraint)
@@ -147,12 +145,10 @@ def tolerations_are_sound(toleration: Located, pod: PodSeen) -> Iterator[Violati
     elif operator != "Exists":
         yield Violation(toleration.at("key"), "is required by operator Equal", "add it, or use operator: Exists")
     if toleration.number("tolerationSeconds") is not None and toleration.text("effect") != "NoExecute":
-        yield Violation(
-            toleration.at("tolerationSeconds"), "has a meaning for effect NoExecute only", "set effect: NoExecute"
-        )
+        yield Violation(toleration.at("tolerationSeconds"), "applies only to effect NoExecute", "set effect: NoExecute")
     if operator == "Exists":
         if value:
-            yield Violation(toleration.at("value"), "has no meaning with operator Exists", "remove it")
+            yield Violation(toleration.at("value"), "has no effect with operator Exists", "remove it")
     elif operator in ("", "Equal"):
         yield from names.label_value(toleration.at("value"), value)
     elif operator in ("Gt", "Lt"):
@@ -188,14 +184,14 @@ def names_of_the_pod_are_sound(spec: Located, pod: PodSeen) -> Iterator[Violatio
             yield Violation(spec.at("hostnameOverride"), "is too long", "use at most 64 characters")
         for other in ("setHostnameAsFQDN", "hostNetwork"):
             if spec.flag(other):
-                yield Violation(spec.at("hostnameOverride"), f"cannot stand beside {other}", "keep one of them")
+                yield Violation(spec.at("hostnameOverride"), f"cannot be combined with {other}", "keep one of them")
     yield from within(spec, "activeDeadlineSeconds", 1, 2**31 - 1)
     os = spec.get("os")
     if os is not None and os.text("name") not in ("linux", "windows"):
         yield Violation(os.at("name"), f'"{os.text("name")}" is not one of linux, windows', "write linux")
     if pod.system == "windows":
         for holder in (spec, *spec.items("containers")):
-            yield Violation(holder.at("securityContext"), "has settings of Linux", "write os: {name: linux}")
+            yield Violation(holder.at("securityContext"), "contains Linux settings", "write os: {name: linux}")
 
 
 @of("ObjectMeta")
@@ -207,9 +203,9 @@ def metadata_is_sound(metadata: Located, pod: PodSeen) -> Iterator[Violation]:
         yield from names.qualified(value.path, key.lower())
         size += len(key.encode()) + len(str(value.value).encode())
     if size > 256 << 10:
-        yield Violation(metadata.at("annotations"), f"have {size} bytes together", "allowed are 262144")
+        yield Violation(metadata.at("annotations"), f"have {size} bytes in total", "use at most 262144")
     cost = metadata.entries("annotations").get("controller.kubernetes.io/pod-deletion-cost")
     if cost is not None and isinstance(cost.value, str):
         number = re.fullmatch(r"0|-?[1-9][0-9]*", cost.value)
         if not number or not -(2**31) <= int(cost.value) < 2**31:
-            yield Violation(cost.path, f'"{cost.value}" is no whole number', "write one")
+            yield Violation(cost.path, f'"{cost.value}" is not a whole number', "write one")

@@ -28,7 +28,7 @@ def users_have_numbers(security: Located, pod: PodSeen) -> Iterator[Violation]:
     for group in security.items("supplementalGroups"):
         number = group.value
         if isinstance(number, int) and not isinstance(number, bool) and not 0 <= number <= _LARGEST_ID:
-            yield Violation(group.path, f"{number} is no group", f"allowed is 0 to {_LARGEST_ID}")
+            yield Violation(group.path, f"{number} is not a group ID", f"must be 0 to {_LARGEST_ID}")
 
 
 @of("SecurityContext")
@@ -38,14 +38,14 @@ def privileges_do_not_contradict(security: Located, pod: PodSeen) -> Iterator[Vi
         capabilities = security.get("capabilities")
         added = [value for _, value in capabilities.texts("add")] if capabilities is not None else []
         if security.flag("privileged"):
-            problem = "cannot be true where allowPrivilegeEscalation is false"
-            yield Violation(security.at("privileged"), problem, "set that to true as well")
+            problem = "cannot be true if allowPrivilegeEscalation is false"
+            yield Violation(security.at("privileged"), problem, "also set that to true")
         if "CAP_SYS_ADMIN" in added and capabilities is not None:
-            problem = "CAP_SYS_ADMIN cannot be added where allowPrivilegeEscalation is false"
-            yield Violation(capabilities.at("add"), problem, "set that to true as well")
+            problem = "CAP_SYS_ADMIN cannot be added if allowPrivilegeEscalation is false"
+            yield Violation(capabilities.at("add"), problem, "also set that to true")
     mount = security.get("procMount")
     if mount is not None and mount.value == "Unmasked" and pod.spec.flag("hostUsers") is not False:
-        yield Violation(mount.path, "Unmasked needs hostUsers: false", "set that")
+        yield Violation(mount.path, "Unmasked needs hostUsers: false", "set it")
     if mount is not None and isinstance(mount.value, str) and mount.value not in ("Default", "Unmasked"):
         yield Violation(mount.path, f'"{mount.value}" is not one of Default, Unmasked', "choose one of them")
 
@@ -59,7 +59,7 @@ def profiles_are_named(profile: Located, pod: PodSeen) -> Iterator[Violation]:
     if kind == "Localhost" and (name is None or name.value == ""):
         yield Violation(profile.at("localhostProfile"), "is required by type Localhost", "add it")
     elif kind != "Localhost" and name is not None:
-        yield Violation(name.path, "has a meaning for type Localhost only", "remove it")
+        yield Violation(name.path, "applies only to type Localhost", "remove it")
 
 
 @of("SeccompProfile")
@@ -74,7 +74,7 @@ def profiles_are_not_padded(profile: Located, pod: PodSeen) -> Iterator[Violatio
     """ValidateAppArmorProfileField."""
     name = profile.text("localhostProfile")
     if profile.text("type") == "Localhost" and (name != name.strip() or len(name) > 4095):
-        yield Violation(profile.at("localhostProfile"), "is padded or too long", "write its name alone")
+        yield Violation(profile.at("localhostProfile"), "is too long or has spaces around it", "write only the name")
 
 
 @of("PodSecurityContext")
@@ -84,9 +84,9 @@ def kernel_settings_have_names(security: Located, pod: PodSeen) -> Iterator[Viol
     for setting in security.items("sysctls"):
         name = setting.text("name")
         if len(name) > 253 or not re.fullmatch(rf"({_SEGMENT}[./])*{_SEGMENT}", name):
-            yield Violation(setting.at("name"), f'"{name}" is no kernel setting', "write it as in net.core.somaxconn")
+            yield Violation(setting.at("name"), f'"{name}" is not a kernel setting', "write it like net.core.somaxconn")
         elif name in seen:
-            yield Violation(setting.at("name"), f'"{name}" is there twice', "keep one of them")
+            yield Violation(setting.at("name"), f'"{name}" is listed twice', "keep one of them")
         seen.add(name)
     for name, values in (
         ("fsGroupChangePolicy", ("OnRootMismatch", "Always")),
@@ -110,4 +110,4 @@ def windows_options_have_names(options: Located, pod: PodSeen) -> Iterator[Viola
     yield from names.subdomain(options.at("gmsaCredentialSpecName"), options.text("gmsaCredentialSpecName"))
     user = options.text("runAsUserName")
     if user and not re.fullmatch(_WINDOWS_USER, user):
-        yield Violation(options.at("runAsUserName"), f'"{user}" is no user of Windows', "write DOMAIN\\user or user")
+        yield Violation(options.at("runAsUserName"), f'"{user}" is not a Windows user', "write DOMAIN\\user or user")

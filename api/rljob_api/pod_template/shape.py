@@ -13,7 +13,7 @@ from rljob_api.problems import did_you_mean, shown
 from rljob_api.violations import Violation
 
 _BITS = {"int32": 31, "int64": 63}
-_LIST = "write the items with '- ' before each"
+_LIST = "start each item with '- '"
 _MAP = "write name: value pairs"
 
 
@@ -38,8 +38,8 @@ def _object(node: Located, kind: ObjectType, pod: PodSeen) -> Iterator[Violation
             close = did_you_mean(str(name), kind.fields)
             yield Violation(
                 child.path,
-                f"there is no such field of a pod in Kubernetes {KUBERNETES}",
-                f"did you mean {close}?" if close else f"known here are {', '.join(kind.fields)}",
+                f"Kubernetes {KUBERNETES} pods have no such field",
+                f"did you mean {close}?" if close else f"the fields here are {', '.join(kind.fields)}",
             )
         elif child.value is not None:
             yield from violations(child, kind.fields[name], pod)
@@ -61,7 +61,7 @@ def _repeated(items: list[Located], keys: tuple[str, ...]) -> Iterator[Violation
             values = {"protocol": "TCP"} | values
         if values and values in seen:
             said = ", ".join(f"{key} {shown(value)}" for key, value in values.items())
-            yield Violation(item.path, f"{said} is there twice", "keep one of them")
+            yield Violation(item.path, f"{said} is listed twice", "keep one of them")
         seen.append(values)
 
 
@@ -103,7 +103,7 @@ def _scalar(node: Located, kind: str) -> Iterator[Violation]:
             yield Violation(node.path, f"{value} is too {'large' if value > 0 else 'small'}", f"it has {name}'s bounds")
     elif name == "quantity":
         if not is_number and not (isinstance(value, str) and re.fullmatch(QUANTITY, value)):
-            yield Violation(node.path, f"{_shown(node)} is no quantity", "write one such as 4, 500m or 16Gi")
+            yield Violation(node.path, f"{_shown(node)} is not a quantity", "write one like 4, 500m or 16Gi")
     elif name == "intOrString" and not isinstance(value, str) and (not isinstance(value, int) or not is_number):
         yield Violation(node.path, f"must be a whole number or text, not {_shown(node)}", "write one of them")
 

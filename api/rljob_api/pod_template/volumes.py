@@ -75,7 +75,9 @@ def volumes_have_one_source(volume: Located, pod: PodSeen) -> Iterator[Violation
     # Without any it is an emptyDir.
     sources = [name for name in given if name != "name"]
     for more in sources[1:]:
-        yield Violation(volume.at(more), f"stands beside {sources[0]}, and a volume has one source", "keep one of them")
+        yield Violation(
+            volume.at(more), f"is combined with {sources[0]}, but a volume has one source", "keep one of them"
+        )
 
 
 @of("EmptyDirVolumeSource")
@@ -83,7 +85,7 @@ def sizes_are_not_negative(source: Located, pod: PodSeen) -> Iterator[Violation]
     """validateVolumeSource on emptyDir."""
     limit = source.get("sizeLimit")
     if limit is not None and (known(limit.value) or 0) < 0:
-        yield Violation(limit.path, f"{limit.value} is below 0", "allowed is at least 0")
+        yield Violation(limit.path, f"{limit.value} is below 0", "must be at least 0")
 
 
 @of("HostPathVolumeSource")
@@ -99,7 +101,7 @@ def host_paths_are_plain(source: Located, pod: PodSeen) -> Iterator[Violation]:
 def exports_are_absolute(source: Located, pod: PodSeen) -> Iterator[Violation]:
     """validateNFSVolumeSource."""
     if source.text("path") and not source.text("path").startswith("/"):
-        yield Violation(source.at("path"), "is no absolute path", "begin it with /")
+        yield Violation(source.at("path"), "is not an absolute path", "start it with /")
 
 
 @of("GitRepoVolumeSource")
@@ -126,7 +128,7 @@ def files_have_one_origin(file: Located, pod: PodSeen) -> Iterator[Violation]:
     """validateDownwardAPIVolumeFile."""
     given = [name for name in ("fieldRef", "resourceFieldRef") if file.get(name) is not None]
     if len(given) != 1:
-        yield Violation(file.path, "needs exactly one of fieldRef and resourceFieldRef", "name one")
+        yield Violation(file.path, "needs exactly one of fieldRef and resourceFieldRef", "set one")
     yield from pod_field(file.get("fieldRef"), IN_FILES)
     if "fieldRef" not in given:
         yield from amount_field(file.get("resourceFieldRef"), in_file=True)
@@ -140,11 +142,13 @@ def projections_do_not_collide(projected: Located, pod: PodSeen) -> Iterator[Vio
         given = [name for name in _PROJECTIONS if source.get(name) is not None]
         for more in given[1:]:
             yield Violation(
-                source.at(more), f"stands beside {given[0]}, and a source is one", "make it a source of its own"
+                source.at(more),
+                f"is combined with {given[0]}, but each source has one kind",
+                "make it a separate source",
             )
         for place, path in _projected(source):
             if path in seen:
-                yield Violation(place, f'"{path}" is there twice', "use another path")
+                yield Violation(place, f'"{path}" is listed twice', "use another path")
             seen.add(path)
 
 
@@ -168,7 +172,7 @@ def drivers_have_names(source: Located, pod: PodSeen) -> Iterator[Violation]:
     """validateCSIVolumeSource, ValidateCSIDriverName."""
     driver = source.text("driver")
     if driver and (len(driver) > 63 or not names.is_subdomain(driver.lower())):
-        yield Violation(source.at("driver"), f'"{driver}" is not the name of a driver', "use at most 63 letters")
+        yield Violation(source.at("driver"), f'"{driver}" is not a driver name', "use at most 63 letters")
     secret = source.get("nodePublishSecretRef")
     if secret is not None:
         yield from required(secret, "name")
@@ -181,7 +185,9 @@ def claims_are_sound(template: Located, pod: PodSeen) -> Iterator[Violation]:
     for name in ("name", "namespace", "finalizers"):
         metadata = template.get("metadata")
         if metadata is not None and (metadata.text(name) or metadata.items(name)):
-            yield Violation(metadata.at(name), "cannot be set", "metadata of a claim has labels and annotations only")
+            yield Violation(
+                metadata.at(name), "cannot be set", "metadata of a claim can only have labels and annotations"
+            )
     spec = template.get("spec")
     if spec is None:
         return
@@ -193,12 +199,14 @@ def claims_are_sound(template: Located, pod: PodSeen) -> Iterator[Violation]:
         if mode not in _MODES:
             yield Violation(path, f'"{mode}" is not one of {", ".join(_MODES)}', "choose one of them")
     if "ReadWriteOncePod" in modes and set(modes) & set(_MODES[:3]):
-        yield Violation(spec.at("accessModes"), "ReadWriteOncePod stands beside others", "keep one of them")
+        yield Violation(
+            spec.at("accessModes"), "ReadWriteOncePod cannot be combined with other modes", "keep one of them"
+        )
     resources = spec.get("resources")
     size = resources.entries("requests").get("storage") if resources is not None else None
     if size is None or (known(size.value) or 0) <= 0:
         place = size.path if size is not None else f"{spec.at('resources')}.requests.storage"
-        yield Violation(place, "must be more than 0", "say how much is needed")
+        yield Violation(place, "must be more than 0", "set how much is needed")
     for name in ("storageClassName", "volumeAttributesClassName"):
         yield from names.subdomain(spec.at(name), spec.text(name))
     yield from _origin(spec)
@@ -212,11 +220,11 @@ def _origin(spec: Located) -> Iterator[Violation]:
             continue
         yield from required(source, "name", "kind")
         if not source.text("apiGroup") and source.text("kind") != "PersistentVolumeClaim":
-            yield Violation(source.at("kind"), "must be PersistentVolumeClaim without an apiGroup", "name the group")
+            yield Violation(source.at("kind"), "must be PersistentVolumeClaim without an apiGroup", "set the group")
         yield from names.subdomain(source.at("apiGroup"), source.text("apiGroup"))
         yield from names.label(source.at("namespace"), source.text("namespace"))
     one, other = spec.get("dataSource"), spec.get("dataSourceRef")
     if one is not None and other is not None:
         differ = any(one.text(name) != other.text(name) for name in ("apiGroup", "kind", "name"))
         if differ or other.text("namespace"):
-            yield Violation(one.path, "says something else than dataSourceRef", "keep one of them")
+            yield Violation(one.path, "differs from dataSourceRef", "keep one of them")

@@ -30,7 +30,7 @@ def _foreign(path: str, given: object, chosen: str, takes: set[str], known: froz
             takable = ", ".join(map(_yaml_name, sorted(takes))) or "none"
             yield Violation(
                 f"{path}.{_yaml_name(name)}",
-                f"{chosen} does not take it",
+                f"not a parameter of {chosen}",
                 f"remove it; {chosen} takes {takable}",
             )
 
@@ -40,7 +40,7 @@ def _foreign(path: str, given: object, chosen: str, takes: set[str], known: froz
         Cel(
             ALGORITHM,
             f"!has(self.advantage.{_yaml_name(name)}) || {cel.estimator_in('self', cel.takers(name, ESTIMATORS))}",
-            "the estimator does not take it; remove it",
+            "not a parameter of the estimator; remove it",
             f".advantage.{_yaml_name(name)}",
         )
         for name in sorted(ESTIMATOR_PARAMETERS)
@@ -56,7 +56,7 @@ def advantage_parameters_belong_to_the_estimator(job: Job) -> Iterator[Violation
         Cel(
             ALGORITHM,
             f"!has(self.policyLoss.{_yaml_name(name)}) || {cel.loss_in('self', cel.takers(name, POLICY_LOSSES))}",
-            "the loss does not take it; remove it",
+            "not a parameter of the loss; remove it",
             f".policyLoss.{_yaml_name(name)}",
         )
         for name in sorted(POLICY_LOSS_PARAMETERS)
@@ -72,7 +72,7 @@ def loss_parameters_belong_to_the_loss(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         f"{cel.SAMPLES} >= 2 || !{cel.estimator_in('self.algorithm', cel.COMPARING)}",
-        "one sample gives nothing to compare, which the estimator needs; use 2 or more",
+        "the estimator compares samples of a group; use 2 or more",
         ".batch.samplesPerPrompt",
     )
 )
@@ -81,8 +81,8 @@ def groups_are_compared_with_two_samples_or_more(job: Job) -> Iterator[Violation
     if job.estimator.compares_samples and samples < 2:
         yield Violation(
             "spec.batch.samplesPerPrompt",
-            f"{samples} sample gives nothing to compare, which the estimator "
-            f"{job.resolved.algorithm.advantage.estimator} needs",
+            f"the estimator {job.resolved.algorithm.advantage.estimator} compares samples of a group, but there is "
+            f"only {samples}",
             "use 2 or more",
         )
 
@@ -110,13 +110,13 @@ def critic_belongs_to_gae(job: Job) -> Iterator[Violation]:
         Cel(
             SPEC,
             f"{_CRITIC_OF_MODEL} || self.trainer.backend == '{WITH_CRITIC_MODEL}'",
-            f"is read by trainer.backend: {WITH_CRITIC_MODEL} alone; use that, or remove it",
+            f"is supported only by trainer.backend: {WITH_CRITIC_MODEL}; use that, or remove it",
             ".algorithm.critic.model",
         ),
         Cel(
             SPEC,
             f"{_CRITIC_OF_MODEL} || !has(self.model.lora)",
-            "with model.lora actor and critic are adapters to one model; remove it, or model.lora",
+            "with model.lora, actor and critic are adapters of the same model; remove it, or model.lora",
             ".algorithm.critic.model",
         ),
     ]
@@ -131,12 +131,14 @@ def critics_of_another_model_are_trained_whole(job: Job) -> Iterator[Violation]:
     if backend != WITH_CRITIC_MODEL:
         yield Violation(
             path,
-            f"is not read by trainer.backend: {backend}",
+            f"is not supported by trainer.backend: {backend}",
             f"use trainer.backend: {WITH_CRITIC_MODEL}, or remove it",
         )
     if job.spec.model.lora is not None:
         yield Violation(
-            path, "with model.lora actor and critic are adapters to one model", "remove it, or spec.model.lora"
+            path,
+            "with model.lora, actor and critic are adapters of the same model",
+            "remove it, or remove spec.model.lora",
         )
 
 
@@ -144,7 +146,7 @@ def critics_of_another_model_are_trained_whole(job: Job) -> Iterator[Violation]:
     cel=Cel(
         ALGORITHM,
         f"!has(self.truncated.bootstrap) || !self.truncated.bootstrap || {cel.estimator_in('self', cel.WITH_CRITIC)}",
-        "needs the value of a critic, which only the estimator gae has; remove it",
+        "needs a critic, which only the estimator gae has; remove it",
         ".truncated.bootstrap",
     )
 )
@@ -152,7 +154,7 @@ def bootstrap_needs_a_critic(job: Job) -> Iterator[Violation]:
     if job.spec.algorithm.truncated.bootstrap and not job.estimator.needs_critic:
         yield Violation(
             "spec.algorithm.truncated.bootstrap",
-            "needs the value of a critic, which only the estimator gae has",
+            "needs a critic, which only the estimator gae has",
             "remove it, or use advantage.estimator: gae (preset ppo)",
         )
 
@@ -161,7 +163,7 @@ def bootstrap_needs_a_critic(job: Job) -> Iterator[Violation]:
     cel=Cel(
         (*ALGORITHM, "truncated"),
         "!has(self.replacement) || (has(self.reward) && self.reward == 'replace')",
-        "has no meaning without reward: replace; set that, or remove it",
+        "has no effect without reward: replace; set that, or remove it",
         ".replacement",
     )
 )
@@ -169,7 +171,7 @@ def replacement_belongs_to_replace(job: Job) -> Iterator[Violation]:
     if job.spec.algorithm.truncated.replacement is not None and job.resolved.algorithm.truncated.reward != "replace":
         yield Violation(
             "spec.algorithm.truncated.replacement",
-            "has no meaning with reward: keep",
+            "has no effect with reward: keep",
             "set reward: replace, or remove it",
         )
 
@@ -259,7 +261,7 @@ _FORCED = [name for name, method in POLICY_LOSSES.items() if method.aggregation]
     cel=Cel(
         ALGORITHM,
         f"!has(self.aggregation) || self.aggregation == 'seqMeanTokenMean' || !{cel.loss_in('self', _FORCED)}",
-        "the loss is defined with seqMeanTokenMean; use that, or leave it out",
+        "the loss is defined with seqMeanTokenMean; use that, or remove it",
         ".aggregation",
     )
 )
@@ -269,7 +271,7 @@ def sequence_losses_have_their_aggregation(job: Job) -> Iterator[Violation]:
         yield Violation(
             "spec.algorithm.aggregation",
             f"the loss {job.resolved.algorithm.policy_loss.type} is defined with {needed}, not {chosen}",
-            f"use {needed}, or leave it out",
+            f"use {needed}, or remove it",
         )
 
 
@@ -300,7 +302,7 @@ _NORMED = "seqMeanTokenSumNorm"
         ALGORITHM,
         f"!has(self.aggregationScale) || (has(self.aggregation) ? self.aggregation == {text(_NORMED)} : "
         f"!{cel.loss_in('self', _FORCED)} && {cel.preset_in('self', lambda p: p.algorithm.aggregation == _NORMED)})",
-        "has no meaning without aggregation: seqMeanTokenSumNorm; remove it",
+        "has no effect without aggregation: seqMeanTokenSumNorm; remove it",
         ".aggregationScale",
     )
 )
@@ -309,6 +311,6 @@ def scale_belongs_to_the_normed_sum(job: Job) -> Iterator[Violation]:
     if job.spec.algorithm.aggregation_scale is not None and algorithm.aggregation != _NORMED:
         yield Violation(
             "spec.algorithm.aggregationScale",
-            f"has no meaning with aggregation {algorithm.aggregation}",
+            f"has no effect with aggregation {algorithm.aggregation}",
             "remove it, or use aggregation: seqMeanTokenSumNorm",
         )

@@ -20,7 +20,7 @@ _REJECTS = f"(has({_GIVEN}.veto) || has({_GIVEN}.rejection) && size({_GIVEN}.rej
     cel=Cel(
         SPEC,
         cel.brief(_GIVEN, f"!(has({_GIVEN}.weights) || {_REJECTS}) || !{cel.IS_WITHOUT_CORRECTION}"),
-        "weights, rejection and veto have no meaning with mode none; set mode: decoupled (or bypass), or remove them",
+        "weights, rejection and veto have no effect with mode none; set mode: decoupled (or bypass), or remove them",
         ".algorithm.rolloutCorrection",
     )
 )
@@ -41,7 +41,7 @@ def correction_needs_a_mode(job: Job) -> Iterator[Violation]:
             CORRECTION,
             "!has(self.preset) || !has(self.mode) || self.mode == (self.preset.startsWith('bypass') ? 'bypass' : "
             "'decoupled')",
-            "the preset has its own mode; remove it",
+            "the preset sets the mode; remove it",
             ".mode",
         ),
         Cel(
@@ -81,7 +81,7 @@ def correction_preset_has_its_mode_and_loss(job: Job) -> Iterator[Violation]:
             f"!{cel.IS_BYPASS} || (!{_REJECTS} || {cel.loss_in('self.algorithm', cel.BYPASSING)}) && "
             f"(!has({_GIVEN}.weights) || {cel.loss_in('self.algorithm', ['bypassReinforce'])})",
         ),
-        "with mode bypass the loss knows nothing of them; set mode: decoupled, or the loss bypassReinforce "
+        "with mode bypass the loss does not apply them; set mode: decoupled, or use the loss bypassReinforce "
         "(bypassPpoClip without weights)",
         ".algorithm.rolloutCorrection",
     )
@@ -98,8 +98,8 @@ def bypass_corrects_in_its_losses(job: Job) -> Iterator[Violation]:
     if idle:
         yield Violation(
             "spec.algorithm.rolloutCorrection",
-            f"with mode bypass the loss {loss} knows nothing of {' and '.join(idle)}",
-            "set mode: decoupled, or the loss bypassReinforce (bypassPpoClip without weights)",
+            f"with mode bypass the loss {loss} does not apply {' and '.join(idle)}",
+            "set mode: decoupled, or use the loss bypassReinforce (bypassPpoClip without weights)",
         )
 
 
@@ -107,7 +107,7 @@ def bypass_corrects_in_its_losses(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         cel.brief(_GIVEN, f"!{cel.loss_in('self.algorithm', cel.BYPASSING)} || {cel.IS_BYPASS}"),
-        "the loss needs mode bypass; set it, or another policyLoss.type",
+        "the loss needs mode bypass; set it, or use another policyLoss.type",
         ".algorithm.rolloutCorrection.mode",
     )
 )
@@ -117,7 +117,7 @@ def bypass_losses_need_bypass(job: Job) -> Iterator[Violation]:
         yield Violation(
             "spec.algorithm.rolloutCorrection.mode",
             f"the loss {algorithm.policy_loss.type} needs mode bypass, not {algorithm.rollout_correction.mode}",
-            "set mode: bypass, or another policyLoss.type",
+            "set mode: bypass, or use another policyLoss.type",
         )
 
 
@@ -125,7 +125,7 @@ def bypass_losses_need_bypass(job: Job) -> Iterator[Violation]:
     cel=Cel(
         WEIGHTS,
         "self.high >= 1.0",
-        "would shrink the weights of equal policies, which are 1; use 1 or more (2 is usual)",
+        "would scale down the weights of identical policies, which are 1; use 1 or more (2 is usual)",
         ".high",
     )
 )
@@ -134,7 +134,7 @@ def weight_cap_is_at_least_one(job: Job) -> Iterator[Violation]:
     if weights and weights.high < 1:
         yield Violation(
             "spec.algorithm.rolloutCorrection.weights.high",
-            f"{weights.high:g} would shrink the weights of equal policies, which are 1",
+            f"{weights.high:g} would scale down the weights of identical policies, which are 1",
             "use 1 or more (2 is usual)",
         )
 
@@ -161,13 +161,13 @@ def clamped_weights_have_a_lower_bound(job: Job) -> Iterator[Violation]:
         Cel(
             REJECTION,
             "self.statistic != 'k1' || self.high > 1.0",
-            "would reject equal policies, whose ratio is 1; use more than 1",
+            "would reject identical policies, whose ratio is 1; use more than 1",
             ".high",
         ),
         Cel(
             REJECTION,
             "self.statistic != 'k1' || self.high <= 1.0 || !has(self.low) || self.low < 1.0",
-            "would reject equal policies, whose ratio is 1; use less than 1",
+            "would reject identical policies, whose ratio is 1; use less than 1",
             ".low",
         ),
     ]
@@ -182,11 +182,13 @@ def rejection_bounds_make_sense(job: Job) -> Iterator[Violation]:
                 )
         elif rejection.high <= 1:
             yield Violation(
-                f"{path}.high", f"{rejection.high:g} would reject equal policies, whose ratio is 1", "use more than 1"
+                f"{path}.high",
+                f"{rejection.high:g} would reject identical policies, whose ratio is 1",
+                "use more than 1",
             )
         elif rejection.low is not None and rejection.low >= 1:
             yield Violation(
-                f"{path}.low", f"{rejection.low:g} would reject equal policies, whose ratio is 1", "use less than 1"
+                f"{path}.low", f"{rejection.low:g} would reject identical policies, whose ratio is 1", "use less than 1"
             )
 
 
@@ -194,7 +196,7 @@ def rejection_bounds_make_sense(job: Job) -> Iterator[Violation]:
     cel=Cel(
         REJECTION,
         "self.statistic != 'k1' || self.over != 'sequenceMax'",
-        "the largest k1 of a sequence says nothing about small ratios; use k2 or k3 with sequenceMax",
+        "the largest k1 of a sequence does not detect small ratios; use k2 or k3 with sequenceMax",
         ".over",
     )
 )
@@ -203,7 +205,7 @@ def largest_k1_is_no_criterion(job: Job) -> Iterator[Violation]:
         if rejection.statistic == "k1" and rejection.over == "sequenceMax":
             yield Violation(
                 f"spec.algorithm.rolloutCorrection.rejection[{index}].over",
-                "the largest k1 of a sequence says nothing about small ratios",
+                "the largest k1 of a sequence does not detect small ratios",
                 "use k2 or k3 with sequenceMax",
             )
 
@@ -213,7 +215,7 @@ def largest_k1_is_no_criterion(job: Job) -> Iterator[Violation]:
         CORRECTION,
         "!has(self.rejection) || self.rejection.all(r, "
         "self.rejection.filter(s, s.statistic == r.statistic && s.over == r.over).size() == 1)",
-        "a statistic is there twice over the same; keep one of them",
+        "a statistic is listed twice over the same; keep one of them",
         ".rejection",
     )
 )
@@ -224,7 +226,7 @@ def rejections_differ(job: Job) -> Iterator[Violation]:
         if key in seen:
             yield Violation(
                 f"spec.algorithm.rolloutCorrection.rejection[{index}]",
-                f"{rejection.statistic} over {rejection.over} is there twice",
+                f"{rejection.statistic} over {rejection.over} is listed twice",
                 "keep one of them",
             )
         seen.add(key)
@@ -234,7 +236,7 @@ def rejections_differ(job: Job) -> Iterator[Violation]:
     cel=Cel(
         (*CORRECTION, "limits"),
         "has(self.kl) || has(self.effectiveSampleSize) || has(self.chiSquare)",
-        "give one of kl, effectiveSampleSize and chiSquare",
+        "set one of kl, effectiveSampleSize and chiSquare",
     )
 )
 def limits_limit_something(job: Job) -> Iterator[Violation]:
@@ -242,8 +244,8 @@ def limits_limit_something(job: Job) -> Iterator[Violation]:
     if limits and limits.kl is limits.effective_sample_size is limits.chi_square is None:
         yield Violation(
             "spec.algorithm.rolloutCorrection.limits",
-            "has none of kl, effectiveSampleSize and chiSquare",
-            "give one of them, or remove it",
+            "sets none of kl, effectiveSampleSize and chiSquare",
+            "set one of them, or remove it",
         )
 
 
@@ -278,7 +280,7 @@ def interpolation_belongs_to_decoupled(job: Job) -> Iterator[Violation]:
             ALGORITHM,
             "!has(self.rolloutCorrection.proximal) || self.rolloutCorrection.proximal != 'interpolated' || "
             f"!{cel.loss_in('self', ['clipCov', 'klCov'])}",
-            "clipCov and klCov choose their tokens before pi_old is made; use recomputed",
+            "clipCov and klCov select their tokens before pi_old is known; use recomputed",
             ".rolloutCorrection.proximal",
         ),
     ]
@@ -290,9 +292,13 @@ def interpolation_is_made_in_the_loss(job: Job) -> Iterator[Violation]:
         return
     path, remedy = "spec.algorithm.rolloutCorrection.proximal", "use recomputed"
     if correction.weights is not None and correction.weights.normalize:
-        yield Violation(path, "the weights of a batch are not known before its update: no weights.normalize", remedy)
+        yield Violation(
+            path,
+            "weights.normalize needs the weights of the whole batch, which are not known before the update",
+            remedy,
+        )
     if algorithm.policy_loss.type in ("clipCov", "klCov"):
-        yield Violation(path, f"{algorithm.policy_loss.type} chooses its tokens before pi_old is made", remedy)
+        yield Violation(path, f"{algorithm.policy_loss.type} selects its tokens before pi_old is known", remedy)
 
 
 @rule(
@@ -303,14 +309,14 @@ def interpolation_is_made_in_the_loss(job: Job) -> Iterator[Violation]:
             "!(has(self.mode) ? self.mode == 'decoupled' : has(self.preset) && !self.preset.startsWith('bypass')) || "
             "!(has(self.weights) || has(self.preset) && self.preset in "
             f"{one_of(name for name, preset in CORRECTION_PRESETS.items() if preset.weights)})",
-            "correct has nothing to switch on: mode decoupled has weights already; use warn or rollBack",
+            "correct has nothing to switch on: mode decoupled already has weights; use warn or rollBack",
             ".limits.action",
         ),
         Cel(
             ALGORITHM,
             "!has(self.rolloutCorrection.limits) || self.rolloutCorrection.limits.action != 'correct' || "
             f"!{cel.loss_in('self', cel.BYPASSING)}",
-            "the loss stays with mode bypass, so that correct cannot leave it; use warn or rollBack",
+            "the loss requires mode bypass, so correct cannot switch to decoupled; use warn or rollBack",
             ".rolloutCorrection.limits.action",
         ),
     ]
@@ -321,6 +327,6 @@ def correction_can_be_switched_on(job: Job) -> Iterator[Violation]:
         return
     path, remedy = "spec.algorithm.rolloutCorrection.limits.action", "use warn or rollBack"
     if correction.mode == "decoupled" and correction.weights is not None:
-        yield Violation(path, "correct has nothing to switch on: mode decoupled has weights already", remedy)
+        yield Violation(path, "correct has nothing to switch on: mode decoupled already has weights", remedy)
     if job.policy_loss.needs_bypass:
-        yield Violation(path, f"the loss {loss} stays with mode bypass, so that correct cannot leave it", remedy)
+        yield Violation(path, f"the loss {loss} requires mode bypass, so correct cannot switch to decoupled", remedy)

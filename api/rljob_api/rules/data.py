@@ -45,7 +45,7 @@ def validation_sets_have_one_origin(job: Job) -> Iterator[Violation]:
 
 @rule(
     cel=[
-        Cel(PART, "has(self.name)", "is required for each of several parts; give the part a name", ".name"),
+        Cel(PART, "has(self.name)", "is required when there are several parts; give the part a name", ".name"),
         Cel(
             TRAIN,
             "!has(self.parts) || self.parts.all(p, !has(p.name) || "
@@ -60,9 +60,9 @@ def parts_have_names(job: Job) -> Iterator[Violation]:
     for index, part in enumerate(job.spec.data.train.parts):
         path = f"spec.data.train.parts[{index}].name"
         if part.name is None:
-            yield Violation(path, "is required for each of several parts", "give the part a name")
+            yield Violation(path, "is required when there are several parts", "give the part a name")
         elif part.name in names:
-            yield Violation(path, f'"{part.name}" is the name of another part too', "give each part its own name")
+            yield Violation(path, f'"{part.name}" is also the name of another part', "give each part its own name")
         names.add(part.name or "")
 
 
@@ -70,7 +70,7 @@ def parts_have_names(job: Job) -> Iterator[Violation]:
     cel=Cel(
         TRAIN,
         "!has(self.parts) || self.parts.all(p, has(p.weight)) || !self.parts.exists(p, has(p.weight))",
-        "some parts have a weight and others have none; give all one, or none",
+        "some parts have a weight and others do not; give a weight to all or to none",
         ".parts",
     )
 )
@@ -80,8 +80,8 @@ def all_parts_have_weights_or_none(job: Job) -> Iterator[Violation]:
     if without and len(without) < len(parts):
         yield Violation(
             f"spec.data.train.parts[{without[0]}].weight",
-            "is missing, and other parts have one",
-            "give all parts a weight, or none",
+            "is missing, but other parts have one",
+            "give a weight to all parts or to none",
         )
 
 
@@ -90,7 +90,7 @@ def all_parts_have_weights_or_none(job: Job) -> Iterator[Violation]:
         Cel(
             TRAIN,
             f"!has(self.parts) || size(self.parts) == 0 || !has(self.{name})",
-            "has no meaning beside parts; set it on the parts",
+            "cannot be combined with parts; set it on the parts",
             f".{name}",
         )
         for name in ("name", "split", "limit")
@@ -102,7 +102,7 @@ def parts_stand_alone(job: Job) -> Iterator[Violation]:
         return
     for name in ("name", "split", "limit"):
         if getattr(train, name) is not None:
-            yield Violation(f"spec.data.train.{name}", "has no meaning beside parts", "set it on the parts")
+            yield Violation(f"spec.data.train.{name}", "cannot be combined with parts", "set it on the parts")
 
 
 @rule(
@@ -169,13 +169,13 @@ _GYM = "self.type == 'reasoningGym'"
         entry
         for at in (TRAIN, PART, VALIDATION)
         for entry in (
-            Cel((*at, "task"), f"({_GYM}) == has(self.name)", "belongs to reasoningGym, which needs it", ".name"),
+            Cel((*at, "task"), f"({_GYM}) == has(self.name)", "is required for reasoningGym, and only there", ".name"),
             Cel((*at, "task"), f"!({_GYM}) || has(self.size)", "is required by reasoningGym", ".size"),
-            Cel((*at, "task"), f"({_GYM}) || !has(self.python)", "belongs to reasoningGym; remove it", ".python"),
+            Cel((*at, "task"), f"({_GYM}) || !has(self.python)", "applies only to reasoningGym; remove it", ".python"),
             Cel(
                 (*at, "task"),
                 f"!({_GYM}) || self.digits == 2",
-                "has no meaning for reasoningGym; remove it: config has what the task takes",
+                "does not apply to reasoningGym; remove it, and put the task's settings into config",
                 ".digits",
             ),
         )
@@ -187,25 +187,29 @@ def tasks_say_what_their_type_takes(job: Job) -> Iterator[Violation]:
         if task.type != "reasoningGym":
             for name in ("name", "python"):
                 if getattr(task, name):
-                    yield Violation(f"{at}.{name}", f"has no meaning for the task {task.type}", "remove it")
+                    yield Violation(f"{at}.{name}", f"does not apply to the task {task.type}", "remove it")
             continue
         if task.name is None:
-            yield Violation(f"{at}.name", "is required by reasoningGym", "name one of its tasks: basic_arithmetic")
+            yield Violation(
+                f"{at}.name", "is required by reasoningGym", "name one of its tasks, for example basic_arithmetic"
+            )
         if task.size is None:
-            yield Violation(f"{at}.size", "is required by reasoningGym", "say how many problems are made")
+            yield Violation(f"{at}.size", "is required by reasoningGym", "set the number of problems to generate")
         if task.digits != 2:
-            yield Violation(f"{at}.digits", "has no meaning for reasoningGym", "remove it: config has what it takes")
+            yield Violation(
+                f"{at}.digits", "does not apply to reasoningGym", "remove it; put the task's settings into config"
+            )
 
 
 @rule(not_in_cel="the content of config is hidden from CEL")
 def tasks_take_their_config(job: Job) -> Iterator[Violation]:
     for path, task in _tasks(job):
         if task.config and task.type != "reasoningGym":
-            yield Violation(f"{path}.task.config", f"has no meaning for the task {task.type}", "remove it")
+            yield Violation(f"{path}.task.config", f"does not apply to the task {task.type}", "remove it")
             continue
         for name in sorted({"seed", "size"} & set(task.config)):
             yield Violation(
-                f"{path}.task.config", f"{name} is the task's own field", f"write it beside config: task.{name}"
+                f"{path}.task.config", f"{name} is a field of the task itself", f"write it next to config: task.{name}"
             )
 
 
@@ -217,8 +221,8 @@ def gym_tasks_share_a_python(job: Job) -> Iterator[Violation]:
         if task.python != first:
             yield Violation(
                 f"{path}.task.python",
-                f"is {task.python or 'not set'}, and {tasks[0][0]}.task.python is {first or 'not set'}",
-                "write the same for all tasks: one process scores them",
+                f"is {task.python or 'not set'}, but {tasks[0][0]}.task.python is {first or 'not set'}",
+                "use the same for all tasks; one process scores them",
             )
 
 
@@ -236,15 +240,15 @@ def gym_tasks_are_scored_by_their_own_reward(job: Job) -> Iterator[Violation]:
         if own and not scoring:
             yield Violation(
                 f"{path}.task.type",
-                f'no reward function scores the data source "{name}" by reasoning-gym',
+                f'no reward function scores the data source "{name}" with reasoning-gym',
                 "add {type: reasoningGym} to spec.reward.functions"
-                + (f', or "{name}" to the sources of the one that is there' if functions else ""),
+                + (f', or add "{name}" to the sources of the existing one' if functions else ""),
             )
         elif scoring and not own:
             yield Violation(
                 f"spec.reward.functions[{scoring[0]}]",
-                f'the data source "{name}" has no problems of reasoning-gym, which type reasoningGym scores',
-                "name the sources that have (sources), or use another type",
+                f'the data source "{name}" has no reasoning-gym problems, which type reasoningGym needs',
+                "list the sources that have them (sources), or use another type",
             )
 
 
@@ -261,7 +265,7 @@ def validation_names_differ(job: Job) -> Iterator[Violation]:
         if part.name in names:
             yield Violation(
                 f"spec.data.validation[{index}]",
-                f'"{part.name}" is the name of another set too',
+                f'"{part.name}" is also the name of another set',
                 "give each set its own name",
             )
         names.add(part.name)
@@ -290,8 +294,7 @@ def greedy_validation_takes_one_sample(job: Job) -> Iterator[Violation]:
         Cel(
             (*at, "prompt"),
             f"!self.matches('[{{}}]') || self.matches({text(f'^{TEMPLATE}$')})",
-            "is a malformed template; name a column in braces, as in {question}, and write {{ and }} for braces "
-            "themselves",
+            "is a malformed template; write a column in braces, as in {question}, and {{ and }} for literal braces",
         )
         for at in (DATA, PART)
     ]
@@ -303,8 +306,8 @@ def prompt_template_is_well_formed(job: Job) -> Iterator[Violation]:
         if re.search("[{}]", prompt) and not re.fullmatch(TEMPLATE, prompt):
             yield Violation(
                 path,
-                "is a malformed template: each place must name a column and nothing else",
-                "name a column in braces, as in {question}; write {{ and }} for braces themselves",
+                "is a malformed template: braces must enclose a column name and nothing else",
+                "write a column in braces, as in {question}; write {{ and }} for literal braces",
             )
 
 
@@ -313,14 +316,14 @@ def prompt_template_is_well_formed(job: Job) -> Iterator[Violation]:
         Cel(
             SPEC,
             f"self.data.chat != 'always' || !{HAS_NO_TEMPLATE}",
-            "always needs a chat template, and a tokenizer of characters has none; set spec.model.chatTemplate",
+            "always needs a chat template, but a tokenizer of characters has none; set spec.model.chatTemplate",
             ".data.chat",
         ),
         Cel(
             SPEC,
             "!has(self.data.systemPrompt) || self.data.systemPrompt == '' || self.data.chat == 'always' || "
             f"(self.data.chat == 'auto' && !{HAS_NO_TEMPLATE})",
-            "needs a chat template, and none is applied here; write the text into the template of spec.data.prompt",
+            "needs a chat template, but none is applied here; put the text into the template of spec.data.prompt",
             ".data.systemPrompt",
         ),
     ]
@@ -331,14 +334,14 @@ def chat_has_a_template(job: Job) -> Iterator[Violation]:
     if data.chat == "always" and has_none:
         yield Violation(
             "spec.data.chat",
-            "always needs a chat template, and a tokenizer of characters has none",
+            "always needs a chat template, but a tokenizer of characters has none",
             "set spec.model.chatTemplate, or chat: never",
         )
     elif data.system_prompt and data.chat != "always" and (data.chat == "never" or has_none):
         yield Violation(
             "spec.data.systemPrompt",
-            "needs a chat template, and none is applied here",
-            "write the text into the template of spec.data.prompt instead",
+            "needs a chat template, but none is applied here",
+            "put the text into the template of spec.data.prompt instead",
         )
 
 
@@ -351,7 +354,7 @@ def _tasks_lean_on(field: str) -> str:
     )
 
 
-_COLUMNS = f"a generated task has the columns {' and '.join(TASK_COLUMNS)} only"
+_COLUMNS = f"a generated task has only the columns {' and '.join(TASK_COLUMNS)}"
 _NAMES_COLUMNS = text(rf"^([^{{}}]|\{{\{{|\}}\}}|\{{({'|'.join(TASK_COLUMNS)})\}})*$")
 _IS_OF_TASKS = (
     f"{among('self.prompt', TASK_COLUMNS)} || (self.prompt.matches('[{{}}]') && self.prompt.matches({_NAMES_COLUMNS}))"
@@ -360,20 +363,18 @@ _IS_OF_TASKS = (
 
 @rule(
     cel=[
-        Cel(DATA, f"!{_tasks_lean_on('prompt')} || {_IS_OF_TASKS}", f"{_COLUMNS}; name one of them", ".prompt"),
+        Cel(DATA, f"!{_tasks_lean_on('prompt')} || {_IS_OF_TASKS}", f"{_COLUMNS}; use one of them", ".prompt"),
         Cel(
             DATA,
             f"!{_tasks_lean_on('answer')} || !has(self.answer) || {among('self.answer', TASK_COLUMNS)}",
-            f"{_COLUMNS}; name one of them",
+            f"{_COLUMNS}; use one of them",
             ".answer",
         ),
-        Cel(
-            PART, f"!has(self.task) || !has(self.prompt) || {_IS_OF_TASKS}", f"{_COLUMNS}; name one of them", ".prompt"
-        ),
+        Cel(PART, f"!has(self.task) || !has(self.prompt) || {_IS_OF_TASKS}", f"{_COLUMNS}; use one of them", ".prompt"),
         Cel(
             PART,
             f"!has(self.task) || !has(self.answer) || {among('self.answer', TASK_COLUMNS)}",
-            f"{_COLUMNS}; name one of them",
+            f"{_COLUMNS}; use one of them",
             ".answer",
         ),
     ]
@@ -395,7 +396,9 @@ def tasks_have_the_columns(job: Job) -> Iterator[Violation]:
     for (at, name), task_type in wanted.items():
         if name not in TASK_COLUMNS:
             yield Violation(
-                at, f'the task {task_type} has no column "{name}"', f"it has {' and '.join(TASK_COLUMNS)}; name one"
+                at,
+                f'the task {task_type} has no column "{name}"',
+                f"it has {' and '.join(TASK_COLUMNS)}; use one of them",
             )
 
 
@@ -426,7 +429,7 @@ def tasks_have_the_source_column(job: Job) -> Iterator[Violation]:
         yield Violation(
             "spec.data.train.sourceColumn",
             f'the task {tasks[0]} has no column "{train.source_column}"',
-            f"it has {' and '.join(TASK_COLUMNS)} only; remove sourceColumn, or the task",
+            f"it has only {' and '.join(TASK_COLUMNS)}; remove sourceColumn, or the task",
         )
 
 
@@ -436,7 +439,7 @@ def tasks_have_the_source_column(job: Job) -> Iterator[Violation]:
         f"has(self.data.answer) || !self.reward.functions.exists(f, f.type in {one_of(NEEDS_ANSWER)}) || "
         "has(self.data.train.task) || (has(self.data.train.parts) && size(self.data.train.parts) > 0 && "
         "self.data.train.parts.all(p, has(p.task) || has(p.answer)))",
-        "is required by a reward function that compares; name the column with the reference answer",
+        "is required by a reward function that compares; set it to the column with the reference answer",
         ".data.answer",
     )
 )
@@ -448,5 +451,5 @@ def answers_are_there_for_rewards_that_compare(job: Job) -> Iterator[Violation]:
         yield Violation(
             "spec.data.answer",
             f"is required by the reward function {comparing[0]}",
-            "name the column with the reference answer",
+            "set it to the column with the reference answer",
         )

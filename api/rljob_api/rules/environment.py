@@ -47,7 +47,7 @@ def _says_nothing(field: str) -> str:
         Cel(
             _ENVIRONMENT,
             " || ".join([_says_nothing(field), *(f"self.type == '{name}'" for name in types)]),
-            f"is for {', '.join(types)}; remove it, or choose another type",
+            f"applies only to {', '.join(types)}; remove it, or choose another type",
             f".{field}",
         )
         for field, types in _BELONG_TO.items()
@@ -71,7 +71,7 @@ def environment_fields_belong_to_its_type(job: Job) -> Iterator[Violation]:
         if given[field] and environment.type not in types:
             yield Violation(
                 f"{_PATH}.{field}",
-                f"has no meaning for type {environment.type}",
+                f"does not apply to type {environment.type}",
                 f"remove it, or use type: {' or '.join(types)}",
             )
 
@@ -82,7 +82,7 @@ def params_are_a_programs(job: Job) -> Iterator[Violation]:
     if environment.params and environment.type not in _OWN:
         yield Violation(
             f"{_PATH}.params",
-            f"has no meaning for type {environment.type}",
+            f"does not apply to type {environment.type}",
             f"remove it, or use type: {' or '.join(_OWN)}",
         )
 
@@ -92,7 +92,7 @@ def params_are_a_programs(job: Job) -> Iterator[Violation]:
         _ENVIRONMENT,
         # `function` is a reserved word of CEL; Kubernetes escapes it.
         "self.type == 'agent' || (self.type == 'custom') == has(self.__function__)",
-        "belongs to type custom, which needs it; write module:function",
+        "is required by type custom, and only there; write module:function",
         ".function",
     )
 )
@@ -105,7 +105,7 @@ def custom_environments_name_a_function(job: Job) -> Iterator[Violation]:
     if environment.type not in _OWN and environment.function is not None:
         yield Violation(
             f"{_PATH}.function",
-            f"has no meaning for type {environment.type}",
+            f"does not apply to type {environment.type}",
             f"remove it, or use type: {' or '.join(_OWN)}",
         )
 
@@ -118,19 +118,19 @@ _HAS_COMMAND = "(has(self.command) && self.command.size() > 0)"
         Cel(
             _ENVIRONMENT,
             f"self.type == 'agent' || !{_HAS_COMMAND}",
-            "belongs to type agent; remove it, or choose that type",
+            "applies only to type agent; remove it, or use that type",
             ".command",
         ),
         Cel(
             _ENVIRONMENT,
             f"self.type != 'agent' || has(self.__function__) || {_HAS_COMMAND}",
-            "or function is required by type agent; write a program and its arguments, or module:function",
+            "is required by type agent without function; write a program and its arguments, or set function",
             ".command",
         ),
         Cel(
             _ENVIRONMENT,
             f"self.type != 'agent' || !has(self.__function__) || !{_HAS_COMMAND}",
-            "and function exclude one another; remove one of them",
+            "cannot be combined with function; remove one of them",
             ".command",
         ),
     ]
@@ -140,22 +140,22 @@ def agents_are_a_command_or_a_function(job: Job) -> Iterator[Violation]:
     path = f"{_PATH}.command"
     if environment.type != "agent":
         if environment.command:
-            yield Violation(path, f"has no meaning for type {environment.type}", "remove it, or use type: agent")
+            yield Violation(path, f"does not apply to type {environment.type}", "remove it, or use type: agent")
     elif not environment.command and environment.function is None:
         yield Violation(
             path,
-            "or function is required by type agent",
+            "is required by type agent without function",
             "write a program and its arguments, for example [python, my_agent.py], or function: my_agent:run",
         )
     elif environment.command and environment.function is not None:
-        yield Violation(path, "and function exclude one another", "remove one of them")
+        yield Violation(path, "cannot be combined with function", "remove one of them")
 
 
 @rule(
     cel=Cel(
         _ENVIRONMENT,
         "self.type != 'agent' || !has(self.callFormat) || self.callFormat != 'codeFence'",
-        "codeFence names no tool, and an agent's calls have names; choose another",
+        "codeFence calls carry no tool name, but an agent's calls need one; choose another",
         ".callFormat",
     )
 )
@@ -164,8 +164,8 @@ def calls_of_agents_have_names(job: Job) -> Iterator[Violation]:
     if environment.type == "agent" and environment.call_format == "codeFence":
         yield Violation(
             f"{_PATH}.callFormat",
-            "codeFence names no tool, and an agent's calls have names",
-            "choose hermes, llama or pythonic",
+            "codeFence calls carry no tool name, but an agent's calls need one",
+            "use hermes, llama or pythonic",
         )
 
 
@@ -173,23 +173,23 @@ def calls_of_agents_have_names(job: Job) -> Iterator[Violation]:
     cel=Cel(
         _ENVIRONMENT,
         "(self.type == 'tools') == (has(self.tools) && self.tools.size() > 0)",
-        "belong to type tools, which needs one at least",
+        "require type tools, which needs at least one",
         ".tools",
     )
 )
 def tool_environments_have_tools(job: Job) -> Iterator[Violation]:
     environment = job.spec.rollout.environment
     if environment.type == "tools" and not environment.tools:
-        yield Violation(f"{_PATH}.tools", "are required by type tools", "list one at least, e.g. {type: calculator}")
+        yield Violation(f"{_PATH}.tools", "are required by type tools", "list at least one, e.g. {type: calculator}")
     if environment.type != "tools" and environment.tools:
-        yield Violation(f"{_PATH}.tools", f"have no meaning for type {environment.type}", "remove them")
+        yield Violation(f"{_PATH}.tools", f"do not apply to type {environment.type}", "remove them")
 
 
 @rule(
     cel=Cel(
         _TOOL,
         "(self.type == 'custom') == has(self.__function__)",
-        "belongs to type custom, which needs it; write module:function",
+        "is required by type custom, and only there; write module:function",
         ".function",
     )
 )
@@ -199,14 +199,14 @@ def custom_tools_name_a_function(job: Job) -> Iterator[Violation]:
         if tool.type == "custom" and tool.function is None:
             yield Violation(path, "is required by type custom", "write module:function, for example my_tools:search")
         if tool.type != "custom" and tool.function is not None:
-            yield Violation(path, f"has no meaning for type {tool.type}", "remove it, or use type: custom")
+            yield Violation(path, f"does not apply to type {tool.type}", "remove it, or use type: custom")
 
 
 @rule(
     cel=Cel(
         _TOOL,
         "(self.type == 'search') == has(self.corpus)",
-        "belongs to type search, which needs it; write {source: FILE}",
+        "is required by type search, and only there; write {source: FILE}",
         ".corpus",
     )
 )
@@ -216,14 +216,14 @@ def search_tools_have_a_corpus(job: Job) -> Iterator[Violation]:
         if tool.type == "search" and tool.corpus is None:
             yield Violation(path, "is required by type search", "write {source: FILE}, with a passage in each row")
         if tool.type != "search" and tool.corpus is not None:
-            yield Violation(path, f"has no meaning for type {tool.type}", "remove it, or use type: search")
+            yield Violation(path, f"does not apply to type {tool.type}", "remove it, or use type: search")
 
 
 @rule(
     cel=Cel(
         _TOOL,
         "!has(self.concurrency) || self.type == 'custom'",
-        "is for type custom; of python, sandbox.workers run at once",
+        "applies only to type custom; for python, set sandbox.workers",
         ".concurrency",
     )
 )
@@ -231,7 +231,7 @@ def concurrency_is_of_custom_tools(job: Job) -> Iterator[Violation]:
     for index, tool in enumerate(job.spec.rollout.environment.tools):
         if tool.concurrency is not None and tool.type != "custom":
             remedy = "set sandbox.workers" if tool.type == "python" else "remove it"
-            yield Violation(f"{_PATH}.tools[{index}].concurrency", f"has no meaning for type {tool.type}", remedy)
+            yield Violation(f"{_PATH}.tools[{index}].concurrency", f"does not apply to type {tool.type}", remedy)
 
 
 @rule(
@@ -239,7 +239,7 @@ def concurrency_is_of_custom_tools(job: Job) -> Iterator[Violation]:
         Cel(
             _ENVIRONMENT,
             "!has(self.callFormat) || self.callFormat != 'codeFence' || !has(self.tools) || self.tools.size() == 1",
-            "codeFence names no tool; list one, or choose another callFormat",
+            "codeFence carries no tool name; list one tool, or choose another callFormat",
             ".tools",
         ),
     ]
@@ -249,8 +249,8 @@ def a_code_fence_calls_the_one_tool(job: Job) -> Iterator[Violation]:
     if environment.call_format == "codeFence" and len(environment.tools) > 1:
         yield Violation(
             f"{_PATH}.tools",
-            f"callFormat codeFence names no tool, and there are {len(environment.tools)}",
-            "list one, or choose another callFormat",
+            f"callFormat codeFence carries no tool name, but there are {len(environment.tools)} tools",
+            "list one tool, or choose another callFormat",
         )
 
 
@@ -258,7 +258,7 @@ def a_code_fence_calls_the_one_tool(job: Job) -> Iterator[Violation]:
     cel=Cel(
         _ENVIRONMENT,
         "!has(self.sandbox) || (has(self.tools) && self.tools.exists(t, t.type == 'python'))",
-        "is for the tool python; remove it, or list {type: python} in tools",
+        "is only for the tool python; remove it, or list {type: python} in tools",
         ".sandbox",
     )
 )
@@ -267,7 +267,7 @@ def a_sandbox_has_programs(job: Job) -> Iterator[Violation]:
     if environment.sandbox is not None and all(tool.type != "python" for tool in environment.tools):
         yield Violation(
             f"{_PATH}.sandbox",
-            "is for the tool python, and there is none",
+            "is only for the tool python, which is not listed",
             "remove it, or list {type: python} in tools",
         )
 
@@ -293,7 +293,7 @@ def _changed(sandbox: SandboxSpec, *fields: str) -> list[str]:
         Cel(
             path,
             "!has(self.url) || (self.isolation == 'auto' && self.processes == 32)",
-            "is a service, whose own isolation and processes hold; remove those, or url",
+            "is a service, which sets its own isolation and processes; remove those, or url",
             ".url",
         )
         for path in _SANDBOXES
@@ -303,7 +303,9 @@ def a_service_contains_programs_itself(job: Job) -> Iterator[Violation]:
     for path, sandbox in _sandboxes(job):
         if sandbox.url is not None and (given := _changed(sandbox, "isolation", "processes")):
             names = ", ".join(map(to_camel, given))
-            yield Violation(f"{path}.url", f"is a service, which sets {names} itself", f"remove {names}, or url")
+            yield Violation(
+                f"{path}.url", f"is a service, which sets its own {names}", f"remove {names}, or remove url"
+            )
 
 
 @rule(
@@ -311,7 +313,8 @@ def a_service_contains_programs_itself(job: Job) -> Iterator[Violation]:
         Cel(
             path,
             f"has(self.url) || self.deadlineSeconds == 600 && (!has(self.workers) || self.workers <= {_MOST_WORKERS})",
-            f"without url has at most {_MOST_WORKERS} workers, and no deadlineSeconds; write url, or fewer workers",
+            f"without url there are at most {_MOST_WORKERS} workers and no deadlineSeconds; set url, or use fewer "
+            "workers",
         )
         for path in _SANDBOXES
     ]
@@ -322,11 +325,11 @@ def a_sandbox_beside_the_driver_is_small(job: Job) -> Iterator[Violation]:
             if (sandbox.workers or 0) > _MOST_WORKERS:
                 yield Violation(
                     f"{path}.workers",
-                    f"is {sandbox.workers}, and beside the driver {_MOST_WORKERS} is the most",
-                    f"write {_MOST_WORKERS} or less, or the url of a service",
+                    f"is {sandbox.workers}, but next to the driver {_MOST_WORKERS} is the maximum",
+                    f"use {_MOST_WORKERS} or less, or the url of a service",
                 )
             if _changed(sandbox, "deadline_seconds"):
-                yield Violation(f"{path}.deadlineSeconds", "is for a service", "remove it, or write its url")
+                yield Violation(f"{path}.deadlineSeconds", "applies only to a service", "remove it, or set its url")
 
 
 @rule(not_in_cel="the default names of tools are made from their functions")
@@ -336,7 +339,7 @@ def tool_names_differ(job: Job) -> Iterator[Violation]:
         name = tool.label
         if name in names:
             yield Violation(
-                f"{_PATH}.tools[{index}].name", f'"{name}" is the name of another tool too', "give each its own name"
+                f"{_PATH}.tools[{index}].name", f'"{name}" is also the name of another tool', "give each its own name"
             )
         names.add(name)
 
@@ -346,8 +349,8 @@ def tool_names_differ(job: Job) -> Iterator[Violation]:
         SPEC,
         "self.rollout.environment.type in ['custom', 'agent'] || "
         "!self.reward.functions.exists(f, f.type == 'environment')",
-        "type environment is what a program returns; set rollout.environment.type: custom or agent, or use another "
-        "reward",
+        "type environment is the reward that a program returns; set rollout.environment.type: custom or agent, or "
+        "use another reward",
         ".reward.functions",
     )
 )
@@ -358,7 +361,7 @@ def environment_rewards_have_a_program(job: Job) -> Iterator[Violation]:
         if function.type == "environment":
             yield Violation(
                 f"spec.reward.functions[{index}].type",
-                f"environment is what a program returns, and rollout.environment.type is "
+                "environment is the reward that a program returns, but rollout.environment.type is "
                 f"{job.spec.rollout.environment.type}",
                 "set rollout.environment.type: custom or agent, or use another reward",
             )
@@ -369,14 +372,14 @@ def environment_rewards_have_a_program(job: Job) -> Iterator[Violation]:
         Cel(
             SPEC,
             "!(self.rollout.environment.type in ['tools', 'agent']) || self.data.chat != 'never'",
-            "tools and agents speak in chat messages; set chat: auto or always",
+            "tools and agents need chat messages; set chat: auto or always",
             ".data.chat",
         ),
         Cel(
             SPEC,
             "!(self.rollout.environment.type in ['tools', 'agent']) || self.data.chat == 'never' || "
             f"!{HAS_NO_TEMPLATE}",
-            "is required: tools and agents speak in chat messages, and a tokenizer of characters has no template",
+            "is required: tools and agents need chat messages, but a tokenizer of characters has no template",
             ".model.chatTemplate",
         ),
     ]
@@ -385,10 +388,10 @@ def tools_and_agents_need_a_chat(job: Job) -> Iterator[Violation]:
     if job.spec.rollout.environment.type not in ("tools", "agent"):
         return
     if job.spec.data.chat == "never":
-        yield Violation("spec.data.chat", "tools and agents speak in chat messages", "set chat: auto or always")
+        yield Violation("spec.data.chat", "tools and agents need chat messages", "set chat: auto or always")
     elif job.has_no_template:
         yield Violation(
             "spec.model.chatTemplate",
-            "is required: tools and agents speak in chat messages, and a tokenizer of characters has no template",
+            "is required: tools and agents need chat messages, but a tokenizer of characters has no template",
             "write one",
         )

@@ -24,7 +24,7 @@ def _has_kl_in_reward(preset: Preset) -> bool:
         "!has(self.kl.inReward) || !has(self.kl.inReward.controller) || "
         "self.kl.inReward.controller.type != 'adaptive' || (has(self.kl.inReward.coefficient) ? "
         f"self.kl.inReward.coefficient > 0.0 : {cel.preset_in('self', _has_kl_in_reward)})",
-        "is 0, from where an adaptive controller never gets away; give it a start value, for example 0.001",
+        "is 0, and an adaptive controller can never change that; give it a start value, for example 0.001",
         ".kl.inReward.coefficient",
     )
 )
@@ -33,7 +33,7 @@ def controller_needs_a_coefficient(job: Job) -> Iterator[Violation]:
     if given is not None and given.controller is not None and given.controller.type == "adaptive" and term is None:
         yield Violation(
             "spec.algorithm.kl.inReward.coefficient",
-            "is 0, from where an adaptive controller never gets away",
+            "is 0, and an adaptive controller can never change that",
             "give it a start value, for example 0.001",
         )
 
@@ -45,7 +45,7 @@ _FIXED = KlControllerSpec()
     cel=Cel(
         (*ALGORITHM, "kl", "inReward", "controller"),
         f"self.type == 'adaptive' || (self.target == {_FIXED.target} && self.horizon == {_FIXED.horizon})",
-        "target and horizon have no meaning with type: fixed; set type: adaptive, or remove them",
+        "target and horizon have no effect with type: fixed; set type: adaptive, or remove them",
     )
 )
 def target_belongs_to_an_adaptive_controller(job: Job) -> Iterator[Violation]:
@@ -56,7 +56,7 @@ def target_belongs_to_an_adaptive_controller(job: Job) -> Iterator[Violation]:
     if (given.controller.target, given.controller.horizon) != (fixed.target, fixed.horizon):
         yield Violation(
             "spec.algorithm.kl.inReward.controller",
-            "its target and horizon have no meaning with type: fixed",
+            "its target and horizon have no effect with type: fixed",
             "set type: adaptive, or remove them",
         )
 
@@ -81,7 +81,7 @@ def controller_sees_no_more_than_its_horizon(job: Job) -> Iterator[Violation]:
     if samples > term.controller.horizon:
         yield Violation(
             "spec.algorithm.kl.inReward.controller.horizon",
-            f"{term.controller.horizon} is less than the {samples} samples after which the coefficient moves",
+            f"{term.controller.horizon} is less than the {samples} samples between two updates of the coefficient",
             f"use {samples} or more (10 to 100 times as much is usual)",
         )
 
@@ -91,15 +91,15 @@ def controller_sees_no_more_than_its_horizon(job: Job) -> Iterator[Violation]:
         ALGORITHM,
         f"!{cel.estimator_in('self', ['maxrl', 'gdpo'])} || (has(self.kl.inReward) && has(self.kl.inReward.coefficient)"
         f" ? self.kl.inReward.coefficient == 0.0 : !({cel.preset_in('self', _has_kl_in_reward)}))",
-        "maxrl and gdpo take no KL in the reward; set coefficient: 0",
+        "maxrl and gdpo allow no KL penalty in the reward; set coefficient: 0",
         ".kl.inReward",
     )
 )
 def estimator_takes_a_penalty(job: Job) -> Iterator[Violation]:
     algorithm = job.resolved.algorithm
     reasons = {
-        "maxrl": "maxrl divides by the mean reward of a group, which a KL in the reward can make 0 or negative",
-        "gdpo": "gdpo takes each reward function by itself, and a KL in the reward is none of them",
+        "maxrl": "maxrl divides by a group's mean reward, which a KL penalty in the reward can make 0 or negative",
+        "gdpo": "gdpo normalises each reward function separately, and a KL penalty in the reward is not one of them",
     }
     if algorithm.advantage.estimator in reasons and algorithm.kl.in_reward is not None:
         yield Violation(
@@ -113,16 +113,16 @@ def estimator_takes_a_penalty(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         f"!self.reward.normalize || !{cel.estimator_in('self.algorithm', ['maxrl', 'gdpo', 'remax'])}",
-        "maxrl, gdpo and remax take rewards as they are; remove it",
+        "maxrl, gdpo and remax need unnormalised rewards; remove it",
         ".reward.normalize",
     )
 )
 def estimator_takes_normalised_rewards(job: Job) -> Iterator[Violation]:
     estimator = job.resolved.algorithm.advantage.estimator
     reasons = {
-        "maxrl": "maxrl divides by the mean reward of a group, and normalised rewards have mean 0",
-        "gdpo": "gdpo takes each reward function by itself, and normalises it",
-        "remax": "remax compares with the greedy response's reward, which is not normalised",
+        "maxrl": "maxrl divides by a group's mean reward, but normalised rewards have mean 0",
+        "gdpo": "gdpo normalises each reward function separately",
+        "remax": "remax subtracts the greedy response's reward, which is not normalised",
     }
     if estimator in reasons and job.spec.reward.normalize:
         yield Violation("spec.reward.normalize", reasons[estimator], "remove it, or use another estimator")
@@ -134,7 +134,7 @@ def _divides_by_rewards(job: Job) -> bool:
     return job.resolved.algorithm.advantage.estimator == "maxrl" and not (clip and clip.low >= 0)
 
 
-_DIVIDES = "maxrl divides by the mean reward of a group and refuses negative rewards"
+_DIVIDES = "maxrl divides by a group's mean reward and rejects negative rewards"
 _CLIP = "set spec.reward.clip: {low: 0, high: ...}, or use another estimator"
 _TAKES_NEGATIVE = (
     f"!{cel.estimator_in('self.algorithm', ['maxrl'])} || has(self.reward.clip) && self.reward.clip.low >= 0.0 || "
@@ -146,7 +146,7 @@ _TAKES_NEGATIVE = (
         Cel(
             SPEC,
             _TAKES_NEGATIVE + condition,
-            "maxrl refuses negative rewards; remove it, or set reward.clip with low: 0",
+            "maxrl rejects negative rewards; remove it, or set reward.clip with low: 0",
             place,
         )
         for condition, place in (
@@ -169,7 +169,7 @@ def estimator_takes_no_negative_rewards(job: Job) -> Iterator[Violation]:
         return
     reward, truncated = job.spec.reward, job.resolved.algorithm.truncated
     if reward.overlong:
-        yield Violation("spec.reward.overlong", f"{_DIVIDES}, which those of long responses would be", _CLIP)
+        yield Violation("spec.reward.overlong", f"{_DIVIDES}, as those of long responses would be", _CLIP)
     if truncated.reward == "replace" and truncated.replacement < 0:
         yield Violation(
             "spec.algorithm.truncated.replacement", f"{truncated.replacement:g}: {_DIVIDES}", f"use 0, or {_CLIP}"
@@ -201,7 +201,7 @@ def estimator_takes_no_negative_terms(job: Job) -> Iterator[Violation]:
             slope = _parameter(function, "coefficient", -0.001)
             if function.weight * slope < 0:
                 yield Violation(
-                    f"{path}.coefficient", f"{slope:g}: {_DIVIDES}, which those of long responses would be", _CLIP
+                    f"{path}.coefficient", f"{slope:g}: {_DIVIDES}, as those of long responses would be", _CLIP
                 )
         elif function.type == "gsm8k" and (score := _parameter(function, "formatScore", 0)) < 0 < function.weight:
             yield Violation(f"{path}.formatScore", f"{score:g}: {_DIVIDES}", f"use 0, or {_CLIP}")
@@ -212,19 +212,19 @@ def estimator_takes_no_negative_terms(job: Job) -> Iterator[Violation]:
         Cel(
             SPEC,
             f"!has(self.reward.clip) || !{cel.estimator_in('self.algorithm', ['gdpo'])}",
-            "gdpo takes each reward function by itself; remove it",
+            "gdpo uses each reward function separately; remove it",
             ".reward.clip",
         ),
         Cel(
             ALGORITHM,
             f"!has(self.truncated.reward) || self.truncated.reward == 'keep' || !{cel.estimator_in('self', ['gdpo'])}",
-            "gdpo takes each reward function by itself; use truncated.mask",
+            "gdpo uses each reward function separately; use truncated.mask",
             ".truncated.reward",
         ),
     ]
 )
 def gdpo_sees_parts_alone(job: Job) -> Iterator[Violation]:
-    algorithm, why = job.resolved.algorithm, "gdpo takes each reward function by itself and not their sum"
+    algorithm, why = job.resolved.algorithm, "gdpo uses each reward function separately, not their sum"
     if algorithm.advantage.estimator != "gdpo":
         return
     if job.spec.reward.clip:
@@ -237,7 +237,7 @@ def gdpo_sees_parts_alone(job: Job) -> Iterator[Violation]:
     cel=Cel(
         ALGORITHM,
         f"!has(self.resampling) || {cel.estimator_in('self', cel.WITH_CRITIC)}",
-        "belongs to the estimator gae; remove it",
+        "applies only to the estimator gae; remove it",
         ".resampling",
     )
 )
@@ -245,7 +245,7 @@ def resampling_belongs_to_gae(job: Job) -> Iterator[Violation]:
     if job.spec.algorithm.resampling is not None and not job.estimator.needs_critic:
         yield Violation(
             "spec.algorithm.resampling",
-            "weighs samples by their own reward, which a comparison within groups has taken into account already",
+            "weights samples by their own reward, which a comparison within groups already accounts for",
             "remove it, or use advantage.estimator: gae (preset ppo)",
         )
 
@@ -274,7 +274,7 @@ def entropy_target_has_room(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         f"!{cel.estimator_in('self.algorithm', ['gdpo'])} || size(self.reward.functions) > 1",
-        "gdpo normalises each reward function by itself; add another, or use the estimator grpo",
+        "gdpo normalises each reward function separately; add another, or use the estimator grpo",
         ".reward.functions",
     )
 )
@@ -282,7 +282,7 @@ def gdpo_needs_several_rewards(job: Job) -> Iterator[Violation]:
     if job.resolved.algorithm.advantage.estimator == "gdpo" and len(job.spec.reward.functions) < 2:
         yield Violation(
             "spec.reward.functions",
-            "gdpo normalises each reward function by itself, and there is only one",
+            "gdpo normalises each reward function separately, but there is only one",
             "add another, or use the estimator grpo",
         )
 
@@ -297,7 +297,7 @@ def _drops_uniform_in(algorithm: str) -> str:
     cel=Cel(
         SPEC,
         f"!{_drops_uniform_in('self.algorithm')} || {cel.SAMPLES} >= 2",
-        "every group of one sample is uniform and would be dropped; set batch.samplesPerPrompt to 2 or more",
+        "a group of one sample is always uniform and would be dropped; set batch.samplesPerPrompt to 2 or more",
         ".algorithm.groupFilter.dropUniform",
     )
 )
@@ -305,7 +305,7 @@ def filter_needs_groups(job: Job) -> Iterator[Violation]:
     if job.resolved.algorithm.group_filter.drop_uniform and job.resolved.batch.samples_per_prompt < 2:
         yield Violation(
             "spec.algorithm.groupFilter.dropUniform",
-            "every group of one sample is uniform and would be dropped",
+            "a group of one sample is always uniform and would be dropped",
             "set batch.samplesPerPrompt to 2 or more, or dropUniform: false",
         )
 
@@ -314,7 +314,7 @@ def filter_needs_groups(job: Job) -> Iterator[Violation]:
     cel=Cel(
         ALGORITHM,
         f"!has(self.groupFilter.maxBatches) || {_drops_uniform_in('self')}",
-        "has no meaning without dropUniform; set dropUniform: true, or remove it",
+        "has no effect without dropUniform; set dropUniform: true, or remove it",
         ".groupFilter.maxBatches",
     )
 )
@@ -322,6 +322,6 @@ def filter_limit_belongs_to_the_filter(job: Job) -> Iterator[Violation]:
     if job.spec.algorithm.group_filter.max_batches is not None and not job.resolved.algorithm.group_filter.drop_uniform:
         yield Violation(
             "spec.algorithm.groupFilter.maxBatches",
-            "has no meaning without dropUniform",
+            "has no effect without dropUniform",
             "set dropUniform: true, or remove it",
         )

@@ -26,7 +26,7 @@ def _judges(job: Job) -> Iterator[tuple[str, JudgeSpec]]:
     cel=Cel(
         FUNCTION,
         "(self.type == 'judge') == has(self.judge)",
-        "belongs to type judge, which needs it; write its template, and baseUrl and model of an endpoint",
+        "is required by type judge, and only there; set its template, and baseUrl and model of an endpoint",
         ".judge",
     )
 )
@@ -34,11 +34,9 @@ def judge_rewards_have_a_judge(job: Job) -> Iterator[Violation]:
     for index, function in enumerate(job.spec.reward.functions):
         path = f"spec.reward.functions[{index}].judge"
         if function.type == "judge" and function.judge is None:
-            yield Violation(
-                path, "is required by type judge", "write its template, and baseUrl and model of an endpoint"
-            )
+            yield Violation(path, "is required by type judge", "set its template, and baseUrl and model of an endpoint")
         if function.type != "judge" and function.judge is not None:
-            yield Violation(path, f"has no meaning for type {function.type}", "remove it, or use type: judge")
+            yield Violation(path, f"does not apply to type {function.type}", "remove it, or use type: judge")
 
 
 @rule(
@@ -46,13 +44,13 @@ def judge_rewards_have_a_judge(job: Job) -> Iterator[Violation]:
         Cel(
             _JUDGE,
             "has(self.baseUrl) == has(self.model)",
-            "an endpoint has a baseUrl and a model, a judge of spec.judge neither; write both, or none",
+            "an endpoint needs both baseUrl and model, a judge on spec.judge neither; set both or none",
             ".model",
         ),
         Cel(
             _JUDGE,
             "has(self.baseUrl) || !has(self.apiKeyEnv)",
-            "is a key for baseUrl, which is not there; remove it",
+            "is a key for baseUrl, which is not set; remove it",
             ".apiKeyEnv",
         ),
     ]
@@ -60,22 +58,23 @@ def judge_rewards_have_a_judge(job: Job) -> Iterator[Violation]:
 def judges_at_an_endpoint_are_named(job: Job) -> Iterator[Violation]:
     for path, judge in _judges(job):
         if judge.base_url is not None and judge.model is None:
-            yield Violation(f"{path}.model", "is required with baseUrl", "write what the endpoint calls it")
+            yield Violation(f"{path}.model", "is required with baseUrl", "set it to the model's name at the endpoint")
         if judge.base_url is None and judge.model is not None:
             yield Violation(
                 f"{path}.model",
-                "names a model of an endpoint, and there is no baseUrl",
-                "write baseUrl, or remove it: the model of the job's own engines is spec.judge.model",
+                "names a model at an endpoint, but there is no baseUrl",
+                "set baseUrl, or remove it; the job's own engines serve spec.judge.model",
             )
         if judge.base_url is None and judge.api_key_env is not None:
-            yield Violation(f"{path}.apiKeyEnv", "is a key for baseUrl, which is not there", "remove it")
+            yield Violation(f"{path}.apiKeyEnv", "is a key for baseUrl, which is not set", "remove it")
 
 
 @rule(
     cel=Cel(
         SPEC,
         "has(self.judge) == self.reward.functions.exists(f, has(f.judge) && !has(f.judge.baseUrl))",
-        "belongs to judges of reward.functions without baseUrl, which need it; write its model, or a baseUrl for each",
+        "is required by judges in reward.functions without baseUrl, and only by them; set its model, or a baseUrl "
+        "for each",
         ".judge",
     )
 )
@@ -85,13 +84,13 @@ def judges_without_an_endpoint_have_a_pool(job: Job) -> Iterator[Violation]:
         yield Violation(
             "spec.judge",
             f"is required by {own[0]}, which has no baseUrl",
-            "write its model (spec.judge.model.source), or the baseUrl and model of an endpoint",
+            "set its model (spec.judge.model.source), or the baseUrl and model of an endpoint",
         )
     if not own and job.spec.judge is not None:
         yield Violation(
             "spec.judge",
-            "no judge of reward.functions is served by it",
-            "remove it, or a judge's baseUrl and model",
+            "no judge in reward.functions uses it",
+            "remove it, or remove a judge's baseUrl and model",
         )
 
 
@@ -100,7 +99,7 @@ def judges_without_an_endpoint_have_a_pool(job: Job) -> Iterator[Violation]:
         SPEC,
         "!has(self.judge) || !has(self.judge.maxContextTokens) || self.reward.functions.all(f, !has(f.judge) || "
         "has(f.judge.baseUrl) || f.judge.maxTokens < self.judge.maxContextTokens)",
-        "must be more than maxTokens of each judge that it serves, or no question fits; raise it, or lower maxTokens",
+        "must be more than maxTokens of each of its judges, or no question fits; raise it, or lower maxTokens",
         ".judge.maxContextTokens",
     )
 )
@@ -112,7 +111,7 @@ def answers_of_judges_fit_their_context(job: Job) -> Iterator[Violation]:
         if judge.base_url is None and judge.max_tokens >= pool.max_context_tokens:
             yield Violation(
                 "spec.judge.maxContextTokens",
-                f"{pool.max_context_tokens} leaves nothing for a question beside {path}.maxTokens = {judge.max_tokens}",
+                f"{pool.max_context_tokens} leaves no room for a question, with {path}.maxTokens = {judge.max_tokens}",
                 "raise it, or lower maxTokens",
             )
             return
@@ -124,8 +123,8 @@ def judges_have_no_params(job: Job) -> Iterator[Violation]:
         if function.type == "judge" and function.params:
             yield Violation(
                 f"spec.reward.functions[{index}].params",
-                "has no meaning for type judge",
-                "write its settings below judge",
+                "does not apply to type judge",
+                "put its settings below judge",
             )
 
 
@@ -138,11 +137,11 @@ def templates_of_judges_name_the_response(job: Job) -> Iterator[Violation]:
             yield Violation(
                 f"{path}.template",
                 f"there is no {{{unknown}}}",
-                f"did you mean {close}?" if close else "it may name {prompt}, {response} and {answer}",
+                f"did you mean {close}?" if close else "the placeholders are {prompt}, {response} and {answer}",
             )
         if "response" not in named:
             yield Violation(
-                f"{path}.template", "does not name {response}, which is to be judged", "write {response} where it goes"
+                f"{path}.template", "does not contain {response}, which the judge is to score", "add {response}"
             )
 
 
@@ -155,8 +154,8 @@ def answers_are_there_for_judges_that_compare(job: Job) -> Iterator[Violation]:
         if "{answer}" in judge.template:
             yield Violation(
                 f"{path}.template",
-                "names {answer}, and the job names no reference answer",
-                "name its column in spec.data.answer, or leave {answer} out",
+                "contains {answer}, but the job has no reference answer",
+                "set spec.data.answer to its column, or remove {answer}",
             )
 
 
@@ -165,20 +164,20 @@ def answers_are_there_for_judges_that_compare(job: Job) -> Iterator[Violation]:
         Cel(
             _PARSER,
             "has(self.pattern) == (self.type == 'pattern')",
-            "belongs to type pattern, which needs it; write a regular expression with one group",
+            "is required by type pattern, and only there; write a regular expression with one group",
             ".pattern",
         ),
         Cel(
             _PARSER,
             "has(self.field) == (self.type == 'json')",
-            "belongs to type json, which needs it; write the name of the field with the score",
+            "is required by type json, and only there; write the name of the field with the score",
             ".field",
         ),
         Cel(
             _PARSER,
             "self.type == 'label' ? has(self.labels) && size(self.labels) > 0 : "
             "self.type != 'number' || !has(self.labels) || size(self.labels) == 0",
-            "are needed by type label, and have no meaning for type number",
+            "are required by type label, and do not apply to type number",
             ".labels",
         ),
         Cel(_PARSER, "self.low < self.high", "must be below high; lower it", ".low"),
@@ -189,15 +188,17 @@ def parsers_of_judges_have_what_they_need(job: Job) -> Iterator[Violation]:
         parser, path = judge.parser, f"{judge_path}.parser"
         for name, value, kind in (("pattern", parser.pattern, "pattern"), ("field", parser.field, "json")):
             if parser.type == kind and value is None:
-                yield Violation(f"{path}.{name}", f"is required by type {kind}", "write it")
+                yield Violation(f"{path}.{name}", f"is required by type {kind}", "add it")
             if parser.type != kind and value is not None:
                 yield Violation(
-                    f"{path}.{name}", f"has no meaning for type {parser.type}", f"remove it, or use type: {kind}"
+                    f"{path}.{name}", f"does not apply to type {parser.type}", f"remove it, or use type: {kind}"
                 )
         if parser.type == "label" and not parser.labels:
-            yield Violation(f"{path}.labels", "are required by type label", "write such as [{label: good, score: 1}]")
+            yield Violation(
+                f"{path}.labels", "are required by type label", "add some, for example [{label: good, score: 1}]"
+            )
         if parser.type == "number" and parser.labels:
-            yield Violation(f"{path}.labels", "have no meaning for type number", "remove them, or use type: label")
+            yield Violation(f"{path}.labels", "do not apply to type number", "remove them, or use type: label")
         if parser.low >= parser.high:
             yield Violation(
                 f"{path}.low", f"{parser.low:g} is not below high = {parser.high:g}", "lower it, or raise high"
@@ -211,7 +212,7 @@ def labels_of_judges_differ(job: Job) -> Iterator[Violation]:
         for index, label in enumerate(judge.parser.labels):
             said = plain_label(label.label)
             if not said or said in seen:
-                problem = "is there twice" if said else "has no words"
+                problem = "is listed twice" if said else "contains no words"
                 yield Violation(f"{path}.parser.labels[{index}].label", f'"{label.label}" {problem}', "change it")
             seen.add(said)
 
@@ -225,17 +226,19 @@ def patterns_of_judges_have_one_group(job: Job) -> Iterator[Violation]:
         try:
             groups = re.compile(judge.parser.pattern).groups
         except (re.error, OverflowError, RecursionError) as problem:
-            yield Violation(where, f"is not a regular expression: {problem}", "mend it, in Python's syntax")
+            yield Violation(where, f"is not a regular expression: {problem}", "fix it (Python syntax)")
             continue
         if groups != 1:
-            yield Violation(where, f"has {groups} groups", "write exactly one, around the score, and others as (?:...)")
+            yield Violation(
+                where, f"has {groups} groups", "write exactly one, around the score, and any others as (?:...)"
+            )
 
 
 @rule(
     cel=Cel(
         SPEC,
         "self.reward.functions.all(f, !has(f.judge) || f.judge.deadlineSeconds <= self.deadlines.progressSeconds)",
-        "a judge's deadlineSeconds is more than deadlines.progressSeconds, which ends the run before; lower it",
+        "a judge's deadlineSeconds is more than deadlines.progressSeconds, which ends the run first; lower it",
         ".reward.functions",
     )
 )
@@ -245,6 +248,7 @@ def judges_end_before_the_run_does(job: Job) -> Iterator[Violation]:
         if judge.deadline_seconds > longest:
             yield Violation(
                 f"{path}.deadlineSeconds",
-                f"{judge.deadline_seconds} is more than deadlines.progressSeconds = {longest}, and that ends the run",
+                f"{judge.deadline_seconds} is more than deadlines.progressSeconds = {longest}, which would end the "
+                "run first",
                 "lower it, or raise progressSeconds",
             )

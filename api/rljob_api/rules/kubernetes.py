@@ -53,4 +53,4 @@ def images_are_references(job: Job) -> Iterator[Violation]:
                 places.append((f"{path}.image.reference", image.get("reference")))
         for path, image in places:
             if isinstance(image, str) and image and not re.fullmatch(IMAGE[1:-1], image):
-                yield Violation(path, f'"{image}" is not the name of an image', "write registry/name:tag")
+                yield Violation(path, f'"{image}" is not an image name', "write registry/name:tag")

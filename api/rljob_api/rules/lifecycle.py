@@ -23,7 +23,7 @@ def name_leaves_room_for_children(job: Job) -> Iterator[Violation]:
     if len(name) > MAX_NAME:
         yield Violation(
             "metadata.name",
-            f"has {len(name)} characters, and the names of pods are made from it",
+            f"has {len(name)} characters, but pod names are derived from it",
             f"use at most {MAX_NAME}",
         )
 
@@ -72,7 +72,8 @@ def validation_has_data(job: Job) -> Iterator[Violation]:
             at,
             f"!has(self.{field}) || !self.{field}.matches('^[A-Za-z][A-Za-z0-9+.-]*://') || "
             f"self.{field}.matches({text(f'^{STATE_PLACES}')})",
-            "state can't be kept there; use pvc://claim/path, s3://bucket/path (3 to 63 of a-z 0-9 - .) or a folder",
+            "checkpoints cannot be kept there; use pvc://claim/path, s3://bucket/path (3 to 63 of a-z 0-9 - .) or a "
+            "folder",
             f".{field}",
         )
         for at, field in map(place_in_schema, STATE)
@@ -88,14 +89,14 @@ def locations_have_known_schemes(job: Job) -> Iterator[Violation]:
             bucket = location.removeprefix("s3://").partition("/")[0]
             yield Violation(
                 path,
-                f'"{bucket}" is not the name of a bucket: those have 3 to 63 lower-case letters, digits, "-" and ".", '
-                "with a letter or digit at both ends",
+                f'"{bucket}" is not a bucket name, which has 3 to 63 lower-case letters, digits, "-" and ".", with a '
+                "letter or digit at both ends",
                 "write s3://bucket/path",
             )
         else:
             yield Violation(
                 path,
-                f'state can\'t be kept in "{scheme[0]}..."',
+                f'checkpoints cannot be kept in "{scheme[0]}..."',
                 "use pvc://claim/path, s3://bucket/path, or a folder for rljob run",
             )
 
@@ -107,7 +108,7 @@ def locations_have_known_schemes(job: Job) -> Iterator[Violation]:
             f"!has(self.{field}) || !self.{field}.startsWith('pvc://') || "
             f"(self.{field}.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/|$)') && "
             f"!self.{field}.matches('(^|/)[.][.](/|$)'))",
-            "is no place in a volume; write pvc://claim/path, without ..",
+            "is not a path in a volume; write pvc://claim/path, without ..",
             f".{field}",
         )
         for at, field in map(place_in_schema, (*STATE, *READ))
@@ -118,7 +119,7 @@ def volume_locations_name_a_claim(job: Job) -> Iterator[Violation]:
         if place.value.startswith(PVC):
             claim = place.value.removeprefix(PVC).partition("/")[0]
             if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", claim):
-                problem = f'"{claim}" is not the name of a PersistentVolumeClaim'
+                problem = f'"{claim}" is not a PersistentVolumeClaim name'
                 yield Violation(place.path, problem, "write pvc://claim/path")
             elif ".." in place.value.split("/"):
                 yield Violation(place.path, "leaves its volume", "write the path without ..")
@@ -147,7 +148,7 @@ def backoff_grows(job: Job) -> Iterator[Violation]:
         Cel(
             ("spec", "deadlines"),
             f"!has(self.runSeconds) || self.{field} <= self.runSeconds",
-            "is more than runSeconds: it never counts; lower it",
+            "is more than runSeconds, so it never takes effect; lower it",
             f".{field}",
         )
         for field in ("startSeconds", "progressSeconds")
@@ -162,6 +163,6 @@ def parts_of_the_run_fit_its_deadline(job: Job) -> Iterator[Violation]:
         if value > whole:
             yield Violation(
                 f"spec.deadlines.{name}",
-                f"{value} is more than runSeconds = {whole}, so it never counts",
+                f"{value} is more than runSeconds = {whole}, so it never takes effect",
                 f"lower it to at most {whole}",
             )

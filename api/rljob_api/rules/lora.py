@@ -19,7 +19,7 @@ LARGEST_PUBLISHED = 512
     cel=Cel(
         SPEC,
         f"!has(self.model.lora) || self.trainer.backend == '{WITH_LORA}'",
-        f"adapters are trained by trainer.backend: {WITH_LORA} alone; use that, or remove lora",
+        f"only trainer.backend: {WITH_LORA} trains adapters; use that, or remove lora",
         ".model.lora",
     )
 )
@@ -28,7 +28,7 @@ def lora_is_trained_by_fsdp2(job: Job) -> Iterator[Violation]:
     if job.spec.model.lora is not None and backend != WITH_LORA:
         yield Violation(
             "spec.model.lora",
-            f"is not trained by trainer.backend: {backend}",
+            f"is not supported by trainer.backend: {backend}",
             f"use trainer.backend: {WITH_LORA}, or remove lora",
         )
 
@@ -37,7 +37,7 @@ def lora_is_trained_by_fsdp2(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         "!has(self.model.lora) || self.trainer.parallelism.tensor == 1",
-        "adapters are not divided among ranks; use trainer.parallelism.tensor: 1, or remove lora",
+        "adapters do not support tensor parallelism; use trainer.parallelism.tensor: 1, or remove lora",
         ".model.lora",
     )
 )
@@ -48,8 +48,8 @@ def adapters_are_not_divided(job: Job) -> Iterator[Violation]:
     if job.spec.model.lora is not None and tensor > 1:
         yield Violation(
             "spec.model.lora",
-            f"adapters are not divided among the ranks that compute a layer together (parallelism.tensor = {tensor})",
-            "use trainer.parallelism.tensor: 1 (shard and context divide what an adapter needs), or remove lora",
+            f"adapters do not support tensor parallelism in the trainer (parallelism.tensor = {tensor})",
+            "use trainer.parallelism.tensor: 1 (shard and context work with adapters), or remove lora",
         )
 
 
@@ -57,7 +57,7 @@ def adapters_are_not_divided(job: Job) -> Iterator[Violation]:
     cel=Cel(
         (*MODEL, "lora"),
         "!has(self.targets) || self.targets.all(t, self.targets.exists_one(u, u == t))",
-        "names a layer twice; name each once",
+        "lists a layer twice; list each once",
         ".targets",
     )
 )
@@ -65,7 +65,7 @@ def lora_targets_differ(job: Job) -> Iterator[Violation]:
     lora = job.spec.model.lora
     targets = lora.targets if lora else ()
     if twice := sorted({name for name in targets if targets.count(name) > 1}):
-        yield Violation("spec.model.lora.targets", f"has {', '.join(twice)} more than once", "name each once")
+        yield Violation("spec.model.lora.targets", f"lists {', '.join(twice)} more than once", "list each once")
 
 
 _ALONE = "!has(self.model.lora) || self.model.lora.publish != 'adapter'"
@@ -82,7 +82,7 @@ _ALONE = "!has(self.model.lora) || self.model.lora.publish != 'adapter'"
         Cel(
             SPEC,
             f"{_ALONE} || self.model.lora.rank <= {LARGEST_PUBLISHED}",
-            f"is more than the {LARGEST_PUBLISHED} that vLLM computes; lower it, or use publish: merged",
+            f"is more than the {LARGEST_PUBLISHED} that vLLM supports; lower it, or use publish: merged",
             ".model.lora.rank",
         ),
     ]
@@ -93,16 +93,19 @@ def adapters_are_published_to_vllm(job: Job) -> Iterator[Violation]:
         return
     path, remedy = "spec.model.lora.publish", "or use publish: merged"
     if rollout.engine != "vllm":
-        yield Violation(path, f"adapter is not for the {rollout.engine} engine", f"use rollout.engine: vllm, {remedy}")
+        yield Violation(
+            path, f"adapter is not supported by the {rollout.engine} engine", f"use rollout.engine: vllm, {remedy}"
+        )
     elif rollout.parallelism.tensor > 1:
         yield Violation(
             path,
-            f"adapter is not for engines of several GPUs (rollout.parallelism.tensor = {rollout.parallelism.tensor})",
+            "adapter is not supported with engines of several GPUs (rollout.parallelism.tensor = "
+            f"{rollout.parallelism.tensor})",
             f"use 1, {remedy}",
         )
     if lora.rank > LARGEST_PUBLISHED:
         yield Violation(
             "spec.model.lora.rank",
-            f"{lora.rank} is more than the {LARGEST_PUBLISHED} that vLLM computes",
+            f"{lora.rank} is more than the {LARGEST_PUBLISHED} that vLLM supports",
             f"lower it, {remedy}",
         )

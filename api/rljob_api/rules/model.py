@@ -20,9 +20,7 @@ def model_is_source_or_random(job: Job) -> Iterator[Violation]:
 
 @rule(
     cel=[
-        Cel(
-            MODEL, f"!has(self.random) || !has(self.{name})", "has no meaning for a random model; remove it", f".{name}"
-        )
+        Cel(MODEL, f"!has(self.random) || !has(self.{name})", "does not apply to a random model; remove it", f".{name}")
         for name in ("revision", "tokenizer")
     ]
 )
@@ -34,7 +32,7 @@ def random_model_has_no_source_settings(job: Job) -> Iterator[Violation]:
         if value is not None:
             yield Violation(
                 f"spec.model.{name}",
-                "has no meaning for a random model",
+                "does not apply to a random model",
                 "remove it" if name == "revision" else "use spec.model.random.tokenizer",
             )
 
@@ -58,8 +56,8 @@ def tokenizer_characters_differ(job: Job) -> Iterator[Violation]:
     if twice := sorted({c for c in characters if characters.count(c) > 1}):
         yield Violation(
             "spec.model.random.tokenizer.characters",
-            f"has {', '.join(map(repr, twice))} more than once",
-            "name each character once",
+            f"contains {', '.join(map(repr, twice))} more than once",
+            "write each character once",
         )
 
 
@@ -111,7 +109,7 @@ def tokens_find_their_experts(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         "!has(self.model.random) || self.model.random.family != 'qwen3_moe' || self.rollout.engine != 'torch'",
-        "the torch engine computes no mixture of experts; use engine: vllm",
+        "the torch engine does not support mixtures of experts; use engine: vllm",
         ".rollout.engine",
     )
 )
@@ -120,7 +118,7 @@ def experts_are_for_vllm(job: Job) -> Iterator[Violation]:
     if random and random.family == "qwen3_moe" and job.spec.rollout.engine == "torch":
         yield Violation(
             "spec.rollout.engine",
-            "the torch engine computes no mixture of experts (qwen3_moe)",
+            "the torch engine does not support mixtures of experts (qwen3_moe)",
             "use engine: vllm, or another family",
         )
 
@@ -130,14 +128,14 @@ def experts_are_for_vllm(job: Job) -> Iterator[Violation]:
         Cel(
             SPEC,
             f"!{_REPLAYS} || self.rollout.engine == 'vllm'",
-            "needs rollout.engine: vllm, which tells what its routers choose; set it, or remove this",
+            "needs rollout.engine: vllm, which reports its routers' choices; set it, or remove this",
             ".algorithm.routingReplay",
         ),
         Cel(
             SPEC,
             f"!{_REPLAYS} || !has(self.model.random) || self.model.random.family == 'qwen3_moe' && "
             "self.model.random.expertsPerToken > 1 && self.model.random.experts <= 256",
-            "needs a mixture of at most 256 experts, two or more a token; remove it, or change the model",
+            "needs a mixture of at most 256 experts, two or more per token; remove it, or change the model",
             ".algorithm.routingReplay",
         ),
     ]
@@ -149,11 +147,11 @@ def routing_is_replayed_of_mixtures(job: Job) -> Iterator[Violation]:
     if not job.resolved.algorithm.routing_replay:
         return
     if job.spec.rollout.engine != "vllm":
-        yield Violation(path, "only vLLM tells which experts its routers choose", "set rollout.engine: vllm")
+        yield Violation(path, "only vLLM reports which experts its routers choose", "set rollout.engine: vllm")
     if random and (random.family != "qwen3_moe" or random.experts_per_token < 2 or random.experts > 256):
         yield Violation(
             path,
-            "it is for mixtures of at most 256 experts, of which a token is sent to two or more",
+            "it supports mixtures of at most 256 experts, with two or more experts per token",
             "remove it, or change spec.model.random",
         )
 
@@ -162,7 +160,7 @@ def routing_is_replayed_of_mixtures(job: Job) -> Iterator[Violation]:
     cel=Cel(
         RANDOM,
         "self.family != 'gemma2' || self.tieEmbeddings",
-        "a gemma2 has one matrix for input and output embedding; leave it out",
+        "gemma2 ties input and output embeddings; remove it",
         ".tieEmbeddings",
     )
 )
@@ -171,8 +169,8 @@ def gemma2_has_one_embedding(job: Job) -> Iterator[Violation]:
     if random and random.family == "gemma2" and not random.tie_embeddings:
         yield Violation(
             "spec.model.random.tieEmbeddings",
-            "a gemma2 has one matrix for input and output embedding",
-            "leave it out, or use another family",
+            "gemma2 ties input and output embeddings",
+            "remove it, or use another family",
         )
 
 
@@ -259,8 +257,8 @@ def ranks_divide_heads(job: Job) -> Iterator[Violation]:
     if random and random.heads % (ways.context * ways.tensor):
         yield Violation(
             "spec.trainer.parallelism",
-            f"context x tensor = {ways.context} x {ways.tensor} ranks cannot divide the {random.heads} attention heads "
-            "of spec.model.random",
+            f"context x tensor = {ways.context} x {ways.tensor} ranks does not divide the {random.heads} attention "
+            "heads of spec.model.random",
             f"use divisors of {random.heads}",
         )
 
@@ -276,7 +274,7 @@ def ranks_divide_heads(job: Job) -> Iterator[Violation]:
         Cel(
             SPEC,
             f"!has({_RANDOM}) || {_WAYS}.tensor == 1 || {_RANDOM}.family != '{MIXTURE}'",
-            "mixtures of experts are not divided among ranks; use tensor: 1",
+            "mixtures of experts do not support tensor parallelism; use tensor: 1",
             ".trainer.parallelism.tensor",
         ),
     ]
@@ -289,10 +287,12 @@ def tensor_ranks_divide_the_layers(job: Job) -> Iterator[Violation]:
     if kv_heads % tensor:
         yield Violation(
             path,
-            f"its {tensor} ranks cannot divide the {kv_heads} key heads of spec.model.random",
+            f"its {tensor} ranks do not divide the {kv_heads} key heads of spec.model.random",
             f"use a divisor of {kv_heads}",
         )
     if random.family == MIXTURE:
         yield Violation(
-            path, f"layers of a mixture of experts ({MIXTURE}) are not divided among ranks", "use 1, and shard instead"
+            path,
+            f"mixtures of experts ({MIXTURE}) do not support tensor parallelism in the trainer",
+            "use 1, and shard instead",
         )

@@ -25,7 +25,7 @@ def mini_batches_fill_the_batch(job: Job) -> Iterator[Violation]:
         yield Violation(
             "spec.batch.miniBatchGroups",
             f"{mini} does not divide groups = {groups}",
-            "choose a divisor of groups" if mini < groups else "choose at most groups",
+            "choose a divisor of groups" if mini < groups else "use at most groups",
         )
 
 
@@ -33,7 +33,7 @@ def mini_batches_fill_the_batch(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         f"!({cel.IS_ASYNC}) || !has(self.batch.groups) || self.batch.groups == {cel.PULL}",
-        "differs from syncEvery x requireBatches x miniBatchGroups; leave it out",
+        "differs from syncEvery x requireBatches x miniBatchGroups; remove it",
         ".batch.groups",
     )
 )
@@ -44,7 +44,7 @@ def async_groups_follow_from_the_pulls(job: Job) -> Iterator[Violation]:
             "spec.batch.groups",
             f"{given} differs from syncEvery x requireBatches x miniBatchGroups = {pipeline.sync_every} x "
             f"{pipeline.require_batches} x {batch.mini_batch_groups}",
-            f"leave it out, or write {batch.groups}",
+            f"remove it, or set it to {batch.groups}",
         )
 
 
@@ -80,7 +80,7 @@ def every_rank_gets_a_sequence(job: Job) -> Iterator[Violation]:
         Cel(
             ("spec", "pipeline"),
             f"self.mode == 'fullyAsync' || !has(self.{field})",
-            "has a meaning in mode fullyAsync only; remove it, or set that mode",
+            "applies only in mode fullyAsync; remove it, or set that mode",
             f".{field}",
         )
         for field in (
@@ -109,7 +109,7 @@ def async_settings_belong_to_fully_async(job: Job) -> Iterator[Violation]:
         if value is not None:
             yield Violation(
                 f"spec.pipeline.{name}",
-                f"has no meaning in mode {pipeline.mode}",
+                f"does not apply in mode {pipeline.mode}",
                 "remove it, or set mode: fullyAsync",
             )
 
@@ -119,7 +119,7 @@ def async_settings_belong_to_fully_async(job: Job) -> Iterator[Violation]:
         SPEC,
         f"!({cel.IS_ASYNC}) || !has(self.pipeline.partialRollout) || self.pipeline.partialRollout == 'none' || "
         f"{cel.in_force('self.pipeline.staleness.maxAge')} > 0",
-        "a response that goes on under new weights is at least one version old; raise staleness.maxAge",
+        "a response that continues under new weights is at least one version old; raise staleness.maxAge",
         ".pipeline.partialRollout",
     )
 )
@@ -128,7 +128,7 @@ def partial_rollout_needs_age(job: Job) -> Iterator[Violation]:
     if pipeline.partial_rollout != "none" and pipeline.staleness.max_age == 0:
         yield Violation(
             "spec.pipeline.partialRollout",
-            "a response that goes on under new weights is at least one version old, but staleness.maxAge is 0",
+            "a response that continues under new weights is at least one version old, but staleness.maxAge is 0",
             "raise maxAge, or set partialRollout: none",
         )
 
@@ -155,20 +155,20 @@ def sample_budget_needs_age(job: Job) -> Iterator[Violation]:
     cel=Cel(
         ("spec", "stop"),
         " || ".join(f"has(self.{field})" for field in ("steps", "epochs", "samples", "reward", "seconds")),
-        "names no condition; set steps, epochs, samples, reward or seconds",
+        "sets no condition; set steps, epochs, samples, reward or seconds",
     )
 )
 def training_ends(job: Job) -> Iterator[Violation]:
     stop = job.spec.stop
     if stop is not None and all(value is None for value in dict(stop).values()):
-        yield Violation("spec.stop", "names no condition", "set steps, epochs, samples, reward or seconds")
+        yield Violation("spec.stop", "sets no condition", "set steps, epochs, samples, reward or seconds")
 
 
 @rule(
     cel=Cel(
         SPEC,
         f"self.trainer.optimizer.schedule == 'constant' || {cel.STEPS_GIVEN}",
-        "stop.steps is required by a schedule that falls until the last step; set it, or use schedule: constant",
+        "stop.steps is required by a schedule that decays until the last step; set it, or use schedule: constant",
         ".stop",
     )
 )
@@ -177,7 +177,7 @@ def schedules_know_the_last_step(job: Job) -> Iterator[Violation]:
     if optimizer.schedule != "constant" and stop.steps is None:
         yield Violation(
             "spec.stop.steps",
-            f"is required by trainer.optimizer.schedule: {optimizer.schedule}, which falls until the last step",
+            f"is required by trainer.optimizer.schedule: {optimizer.schedule}, which decays until the last step",
             "set it, or use schedule: constant",
         )
 
@@ -186,7 +186,7 @@ def schedules_know_the_last_step(job: Job) -> Iterator[Violation]:
     cel=Cel(
         (*TRAINER, "optimizer"),
         "self.minLearningRateRatio == 0.0 || self.schedule != 'constant'",
-        "has no meaning with schedule: constant; set cosine or linear, or remove it",
+        "has no effect with schedule: constant; set cosine or linear, or remove it",
         ".minLearningRateRatio",
     )
 )
@@ -195,7 +195,7 @@ def least_rate_belongs_to_a_falling_schedule(job: Job) -> Iterator[Violation]:
     if optimizer.min_learning_rate_ratio and optimizer.schedule == "constant":
         yield Violation(
             "spec.trainer.optimizer.minLearningRateRatio",
-            "has no meaning with schedule: constant",
+            "has no effect with schedule: constant",
             "set schedule: cosine or linear, or remove it",
         )
 
@@ -205,7 +205,7 @@ def least_rate_belongs_to_a_falling_schedule(job: Job) -> Iterator[Violation]:
         SPEC,
         f"!{cel.STEPS_GIVEN} || self.trainer.optimizer.warmupSteps == 0 || "
         "self.trainer.optimizer.warmupSteps < self.stop.steps",
-        "the warm-up does not end before stop.steps; lower it, or raise stop.steps",
+        "warm-up does not end before stop.steps; lower it, or raise stop.steps",
         ".trainer.optimizer.warmupSteps",
     )
 )
@@ -214,7 +214,7 @@ def warmup_ends_before_training(job: Job) -> Iterator[Violation]:
     if steps is not None and warmup >= steps and warmup > 0:
         yield Violation(
             "spec.trainer.optimizer.warmupSteps",
-            f"{warmup} steps of warm-up do not end before stop.steps = {steps}",
+            f"{warmup} warm-up steps do not end before stop.steps = {steps}",
             "lower it, or raise stop.steps",
         )
 
@@ -225,7 +225,7 @@ def warmup_ends_before_training(job: Job) -> Iterator[Violation]:
         f"!{cel.STEPS_GIVEN} || !has(self.algorithm.critic) || !has(self.algorithm.critic.warmupSteps) || "
         f"!{cel.estimator_in('self.algorithm', cel.WITH_CRITIC)} || "
         "self.algorithm.critic.warmupSteps < self.stop.steps",
-        "in all steps only the critic would learn; lower it, or raise stop.steps",
+        "all steps would train only the critic; lower it, or raise stop.steps",
         ".algorithm.critic.warmupSteps",
     )
 )
@@ -234,7 +234,7 @@ def critic_warmup_ends_before_training(job: Job) -> Iterator[Violation]:
     if critic is not None and steps is not None and critic.warmup_steps >= steps:
         yield Violation(
             "spec.algorithm.critic.warmupSteps",
-            f"in all {steps} steps only the critic would learn (stop.steps = {steps})",
+            f"all {steps} steps would train only the critic (stop.steps = {steps})",
             "lower it, or raise stop.steps",
         )
 
@@ -244,7 +244,7 @@ def critic_warmup_ends_before_training(job: Job) -> Iterator[Violation]:
         SPEC,
         "!has(self.stop) || !has(self.stop.seconds) || !has(self.deadlines.runSeconds) || "
         "self.stop.seconds < self.deadlines.runSeconds",
-        "must be less than deadlines.runSeconds, or the job fails instead of ending; lower it",
+        "must be less than deadlines.runSeconds, or the job fails instead of finishing; lower it",
         ".stop.seconds",
     )
 )
@@ -253,6 +253,6 @@ def stop_comes_before_the_deadline(job: Job) -> Iterator[Violation]:
     if seconds is not None and whole is not None and seconds >= whole:
         yield Violation(
             "spec.stop.seconds",
-            f"{seconds} is not less than deadlines.runSeconds = {whole}, so the job would fail instead of ending",
+            f"{seconds} is not less than deadlines.runSeconds = {whole}, so the job would fail instead of finishing",
             "lower it, or raise deadlines.runSeconds",
         )

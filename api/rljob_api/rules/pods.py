@@ -23,7 +23,7 @@ _IN_RESERVED_DOMAIN = text(rf"^([^/]*\.)?({_DOMAINS})/")
             Cel(
                 (*pod, "env", "[]"),
                 "!has(self.value) || !has(self.valueFrom)",
-                "has value and valueFrom, of which only one can be; keep one of them",
+                "has both value and valueFrom; keep one of them",
             )
             for pod in PODS
         ),
@@ -42,7 +42,7 @@ def variables_have_one_value(job: Job) -> Iterator[Violation]:
         for index, entry in enumerate(pod.env):
             where = f"{path}.env[{index}]"
             if entry.value is not None and entry.value_from is not None:
-                yield Violation(where, "has value and valueFrom, of which only one can be", "keep one of them")
+                yield Violation(where, "has both value and valueFrom", "keep one of them")
             if entry.value_from is not None:
                 sources = dict(entry.value_from)
                 names = ("secretKeyRef", "configMapKeyRef", "fieldRef")
@@ -52,7 +52,7 @@ def variables_have_one_value(job: Job) -> Iterator[Violation]:
 def _repeated(path: str, names: list[str]) -> Iterator[Violation]:
     for index, name in enumerate(names):
         if name in names[:index]:
-            yield Violation(f"{path}[{index}]", f'"{name}" is there twice', "keep one of them")
+            yield Violation(f"{path}[{index}]", f'"{name}" is listed twice', "keep one of them")
 
 
 @rule(not_in_cel="the list is a map by name: the API server itself refuses duplicates")
@@ -74,7 +74,7 @@ def pull_secrets_differ(job: Job) -> Iterator[Violation]:
         for expression, message, field in (
             (
                 "self.operator != 'Exists' || !has(self.value) || self.value == ''",
-                "has no meaning with operator Exists; remove it",
+                "does not apply to operator Exists; remove it",
                 ".value",
             ),
             (
@@ -84,7 +84,7 @@ def pull_secrets_differ(job: Job) -> Iterator[Violation]:
             ),
             (
                 "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
-                "has a meaning for effect NoExecute only; set that",
+                "applies only to effect NoExecute; set that",
                 ".tolerationSeconds",
             ),
         )
@@ -95,12 +95,12 @@ def tolerations_are_complete(job: Job) -> Iterator[Violation]:
         for index, toleration in enumerate(pod.tolerations):
             where = f"{path}.tolerations[{index}]"
             if toleration.operator == "Exists" and toleration.value:
-                yield Violation(f"{where}.value", "has no meaning with operator Exists", "remove it")
+                yield Violation(f"{where}.value", "does not apply to operator Exists", "remove it")
             if toleration.operator == "Equal" and not toleration.key:
                 yield Violation(f"{where}.key", "is required by operator Equal", "add it, or use operator: Exists")
             if toleration.toleration_seconds is not None and toleration.effect != "NoExecute":
                 yield Violation(
-                    f"{where}.tolerationSeconds", "has a meaning for effect NoExecute only", "set effect: NoExecute"
+                    f"{where}.tolerationSeconds", "applies only to effect NoExecute", "set effect: NoExecute"
                 )
 
 
@@ -109,7 +109,7 @@ def tolerations_are_complete(job: Job) -> Iterator[Violation]:
         Cel(
             pod,
             f"!has(self.resources.{kind}) || !(self.gpuResource in self.resources.{kind})",
-            "gpusPerReplica counts GPUs (the head uses none); remove them here",
+            "gpusPerReplica sets the number of GPUs (the head uses none); remove them here",
             f".resources.{kind}",
         )
         for pod in PODS
@@ -123,7 +123,7 @@ def gpus_are_counted_once(job: Job) -> Iterator[Violation]:
                 head = path.startswith("spec.head")
                 yield Violation(
                     f"{path}.resources.{kind}[{pod.gpu_resource}]",
-                    "the head uses no GPU" if head else "GPUs are counted by gpusPerReplica",
+                    "the head uses no GPU" if head else "gpusPerReplica sets the number of GPUs",
                     "remove it" if head else "set gpusPerReplica instead",
                 )
 
@@ -140,14 +140,14 @@ _LIMIT = "self.resources.limits"
             Cel(
                 pod,
                 f"!has(self.sharedMemory) || {_SHARED}.isGreaterThan(quantity('0'))",
-                "0 means no limit to Kubernetes; remove it (30 % of the memory limit), or give it a size",
+                "0 means unlimited in Kubernetes; remove it (30 % of the memory limit), or set a size",
                 ".sharedMemory",
             ),
             Cel(
                 pod,
                 f"!has(self.sharedMemory) || !has({_LIMIT}) || !('memory' in {_LIMIT}) || "
                 f"!{_SHARED}.isGreaterThan(quantity(string({_LIMIT}['memory'])))",
-                "is above the memory limit, against which it counts; lower it, or raise resources.limits.memory",
+                "exceeds the memory limit, which it counts against; lower it, or raise resources.limits.memory",
                 ".sharedMemory",
             ),
         )
@@ -164,12 +164,12 @@ def shared_memory_fits_its_pod(job: Job) -> Iterator[Violation]:
         most = None if limit is None else known(limit)
         where = f"{path}.sharedMemory"
         if shared <= 0:
-            remedy = "remove it (the default is 30 % of the memory limit), or give it a size"
-            yield Violation(where, f"{pod.shared_memory} means no limit to Kubernetes, not no shared memory", remedy)
+            remedy = "remove it (the default is 30 % of the memory limit), or set a size"
+            yield Violation(where, f"{pod.shared_memory} means unlimited in Kubernetes, not no shared memory", remedy)
         elif most is not None and shared > most:
             yield Violation(
                 where,
-                f"{pod.shared_memory} is above the memory limit of {limit}, against which it counts",
+                f"{pod.shared_memory} exceeds the memory limit of {limit}, which it counts against",
                 "lower it, or raise resources.limits.memory",
             )
 
@@ -185,7 +185,7 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
         Cel(
             pod,
             f"!has(self.{kind}) || self.{kind}.all(k, !k.matches({_IN_RESERVED_DOMAIN}))",
-            f"the domains {', '.join(RESERVED_DOMAINS)} are reserved; use a domain of your own",
+            f"the domains {', '.join(RESERVED_DOMAINS)} are reserved; use your own domain",
             f".{kind}",
         )
         for pod in PODS
@@ -202,7 +202,7 @@ def names_in_reserved_domains(path: str, names: Iterable[str]) -> Iterator[Viola
     """What is wrong with labels or annotations of these names, if anything."""
     for name in names:
         if is_reserved(name):
-            yield Violation(f"{path}[{name}]", f"{name.partition('/')[0]} is reserved", "use a domain of your own")
+            yield Violation(f"{path}[{name}]", f"{name.partition('/')[0]} is reserved", "use your own domain")
 
 
 def is_reserved(name: str) -> bool:
@@ -217,7 +217,7 @@ def is_reserved(name: str) -> bool:
         Cel(
             SPEC,
             f"has(self.queueName) || {is_absent(pod[1])}!has(self.{'.'.join(pod[1:])}.topology)",
-            "is Kueue's, but the job has no queue; set spec.queueName, or use affinity",
+            "needs Kueue, but the job has no queue; set spec.queueName, or use affinity",
             f".{'.'.join(pod[1:])}.topology",
         )
         for pod in PODS
@@ -227,7 +227,7 @@ def topology_needs_a_queue(job: Job) -> Iterator[Violation]:
     for path, pod in job.pods:
         if pod.topology is not None and job.spec.queue_name is None:
             yield Violation(
-                f"{path}.topology", "is Kueue's, but the job has no queue", "set spec.queueName, or use affinity"
+                f"{path}.topology", "needs Kueue, but the job has no queue", "set spec.queueName, or use affinity"
             )
 
 
@@ -241,25 +241,25 @@ def labels_of_kueue_are_understood(job: Job) -> Iterator[Violation]:
         if not name.startswith(OF_KUEUE) or name == PRIORITY_LABEL:
             continue
         if name != QUEUE_LABEL:
-            yield Violation(path, "is not passed on to the job's cluster", f"remove it; {PRIORITY_LABEL} is passed on")
+            yield Violation(path, "is not passed to the job's cluster", f"remove it; {PRIORITY_LABEL} is passed")
         elif queue != value:
             said = f"spec.queueName is {queue}" if queue else "the job's queue is spec.queueName, which is not set"
             yield Violation(path, f"names the queue {value}, but {said}", f"set spec.queueName: {value}, or remove it")
     for name in job.metadata.annotations:
         if name.startswith(OF_KUEUE):
             resized = "placement: separate, rewardModel or judge"
-            elastic = f"{name} is set on the cluster where the job can be resized ({resized})"
+            elastic = f"{name} is set automatically on the RayCluster if the job can be resized ({resized})"
             yield Violation(
                 f"metadata.annotations[{name}]",
-                "is not passed on to the job's cluster",
-                f"remove it; {elastic if name == ELASTIC_ANNOTATION else 'a topology is spec.*.pod.topology'}",
+                "is not passed to the job's cluster",
+                f"remove it; {elastic if name == ELASTIC_ANNOTATION else 'set spec.*.pod.topology for a topology'}",
             )
 
 
 @rule(
     cel=[
         Cel(CODE, "has(self.configMap) != has(self.pvc)", "needs exactly one of configMap and pvc"),
-        Cel(CODE, "!has(self.path) || has(self.pvc)", "has a meaning for pvc only; remove it", ".path"),
+        Cel(CODE, "!has(self.path) || has(self.pvc)", "applies only to pvc; remove it", ".path"),
     ]
 )
 def code_has_one_origin(job: Job) -> Iterator[Violation]:
@@ -267,7 +267,7 @@ def code_has_one_origin(job: Job) -> Iterator[Violation]:
         path = f"spec.code[{index}]"
         yield from exactly_one(path, ("configMap", "pvc"), (code.config_map, code.pvc))
         if code.path is not None and code.pvc is None:
-            yield Violation(f"{path}.path", "has a meaning for pvc only", "remove it")
+            yield Violation(f"{path}.path", "applies only to pvc", "remove it")
 
 
 @rule(
@@ -282,7 +282,7 @@ def code_stays_in_its_volume(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         "!has(self.code) || self.code.all(c, self.code.filter(d, d == c).size() == 1)",
-        "the same is there twice; keep one of them",
+        "one entry is listed twice; keep one of them",
         ".code",
     )
 )
@@ -291,5 +291,5 @@ def code_is_mounted_once(job: Job) -> Iterator[Violation]:
     for index, code in enumerate(job.spec.code):
         key = (code.config_map, code.pvc, code.path)
         if key in seen:
-            yield Violation(f"spec.code[{index}]", "is there twice", "keep one of them")
+            yield Violation(f"spec.code[{index}]", "is listed twice", "keep one of them")
         seen.add(key)

@@ -13,7 +13,7 @@ from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
 
 _FITS = "parallelism.tensor must equal gpusPerReplica; change one of them"
-_POOLED = "colocated engines take the trainer's devices and have no pool of their own; remove it"
+_POOLED = "colocated engines use the trainer's devices and have no pool of their own; remove it"
 
 
 @rule(
@@ -39,7 +39,7 @@ def colocated_engines_are_sized_by_the_trainer(job: Job) -> Iterator[Violation]:
         if value is not None:
             yield Violation(
                 f"spec.rollout.{name}",
-                "colocated engines take the trainer's devices and have no pool of their own",
+                "colocated engines use the trainer's devices and have no pool of their own",
                 "remove it, or set placement: separate",
             )
 
@@ -48,7 +48,7 @@ def colocated_engines_are_sized_by_the_trainer(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         "!has(self.placement) || self.placement != 'colocated' || self.pipeline.mode == 'sync'",
-        "colocated engines and trainer take turns, which only mode sync does; set placement: separate",
+        "colocated engines and trainer take turns, which only mode sync allows; set placement: separate",
         ".placement",
     )
 )
@@ -74,7 +74,7 @@ def colocated_engines_fill_the_ranks(job: Job) -> Iterator[Violation]:
     if job.resolved.placement == "colocated" and gpus % size:
         yield Violation(
             "spec.rollout.parallelism",
-            f"a colocated engine takes tensor = {size} GPUs of one trainer pod, which does not divide "
+            f"a colocated engine uses tensor = {size} GPUs of one trainer pod, which does not divide "
             f"trainer.gpusPerReplica = {gpus}",
             "choose a divisor",
         )
@@ -169,7 +169,7 @@ def torch_engine_runs_on_one_device(job: Job) -> Iterator[Violation]:
 def engine_args_are_for_vllm(job: Job) -> Iterator[Violation]:
     for path, pool in job.engines:
         if pool.engine == "torch" and pool.engine_args:
-            yield Violation(f"{path}.engineArgs", "the torch engine takes none", "remove them, or use engine: vllm")
+            yield Violation(f"{path}.engineArgs", "the torch engine accepts none", "remove them, or use engine: vllm")
 
 
 @rule(not_in_cel="the content of engineArgs is hidden from CEL")
@@ -181,7 +181,7 @@ def engine_args_exist(job: Job) -> Iterator[Violation]:
             close = did_you_mean(name, ENGINE_ARGS)
             yield Violation(
                 f"{path}.engineArgs.{name}",
-                "vLLM's EngineArgs have no such name",
+                "vLLM's EngineArgs have no such argument",
                 f"did you mean {close}?" if close else "see vLLM's documentation of EngineArgs",
             )
 
@@ -200,7 +200,7 @@ def engine_args_leave_ours_alone(job: Job) -> Iterator[Violation]:
         Cel(
             ("spec", "rollout", "sampling"),
             f"self.{field} == {value}",
-            f"training on a cut distribution needs its renormalisation; leave it at {value}",
+            f"truncated sampling in training makes the importance ratios wrong; leave it at {value}",
             f".{field}",
         )
         for field, value in (("topP", "1.0"), ("topK", "0"))
@@ -208,7 +208,7 @@ def engine_args_leave_ours_alone(job: Job) -> Iterator[Violation]:
 )
 def training_samples_from_the_whole_distribution(job: Job) -> Iterator[Violation]:
     sampling = job.spec.rollout.sampling
-    reason = "training on a cut distribution needs its renormalisation, or the ratios are wrong"
+    reason = "truncated sampling in training changes the distribution, so the importance ratios would be wrong"
     if sampling.top_p != 1:
         yield Violation("spec.rollout.sampling.topP", reason, "leave it at 1 (validation sets may use their own)")
     if sampling.top_k != 0:
@@ -220,7 +220,7 @@ def training_samples_from_the_whole_distribution(job: Job) -> Iterator[Violation
         TRAINER,
         f"self.parallelism.replicate * {cel.shards('self')} * self.parallelism.context * self.parallelism.tensor == "
         f"{cel.ranks('self')}",
-        "replicate x shard x context x tensor must equal the ranks (replicas x gpusPerReplica); shard may be left out",
+        "replicate x shard x context x tensor must equal the ranks (replicas x gpusPerReplica); shard may be omitted",
         ".parallelism",
     )
 )
@@ -231,7 +231,7 @@ def trainer_parallelism_fits_its_ranks(job: Job) -> Iterator[Violation]:
             "spec.trainer.parallelism",
             f"replicate x shard x context x tensor = {ways.replicate} x {ways.shard} x {ways.context} x {ways.tensor} "
             f"= {ways.ranks} ranks, but replicas x gpusPerReplica give {trainer.ranks}",
-            "change parallelism (shard may be left out), replicas or gpusPerReplica",
+            "change parallelism (shard may be omitted), replicas or gpusPerReplica",
         )
 
 
@@ -239,7 +239,7 @@ def trainer_parallelism_fits_its_ranks(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         "!self.rollout.multiprocessing || self.rollout.engine == 'vllm'",
-        "only vLLM has a core to put into another process; remove it, or set rollout.engine: vllm",
+        "only vLLM has a core that can run in its own process; remove it, or set rollout.engine: vllm",
         ".rollout.multiprocessing",
     )
 )
@@ -247,7 +247,7 @@ def multiprocessing_is_vllm_s(job: Job) -> Iterator[Violation]:
     if job.spec.rollout.multiprocessing and job.spec.rollout.engine != "vllm":
         yield Violation(
             "spec.rollout.multiprocessing",
-            "only vLLM has a core to put into another process",
+            "only vLLM has a core that can run in its own process",
             "remove it, or set rollout.engine: vllm",
         )
 
@@ -256,7 +256,7 @@ def multiprocessing_is_vllm_s(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         "!self.trainer.compile || self.trainer.backend == 'fsdp2'",
-        "layers are compiled by trainer.backend: fsdp2 alone; use that, or remove compile",
+        "only trainer.backend: fsdp2 supports compile; use that, or remove compile",
         ".trainer.compile",
     )
 )
@@ -265,7 +265,7 @@ def layers_are_compiled_by_fsdp2(job: Job) -> Iterator[Violation]:
     if job.spec.trainer.compile and backend != "fsdp2":
         yield Violation(
             "spec.trainer.compile",
-            f"layers are not compiled by trainer.backend: {backend}",
+            f"trainer.backend: {backend} does not support compile",
             "use trainer.backend: fsdp2, or remove compile",
         )
 
@@ -274,7 +274,7 @@ def layers_are_compiled_by_fsdp2(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         "!self.trainer.compile || self.trainer.parallelism.tensor == 1",
-        "layers that several ranks compute together are not compiled; remove compile, or use parallelism.tensor: 1",
+        "compile does not support tensor parallelism; remove compile, or use parallelism.tensor: 1",
         ".trainer.compile",
     )
 )
@@ -282,7 +282,7 @@ def compiled_layers_are_whole(job: Job) -> Iterator[Violation]:
     if job.spec.trainer.compile and job.spec.trainer.parallelism.tensor > 1:
         yield Violation(
             "spec.trainer.compile",
-            "layers that several ranks compute together (parallelism.tensor) are not compiled",
+            "compile does not support tensor parallelism (parallelism.tensor)",
             "remove compile, or use parallelism.tensor: 1",
         )
 
@@ -318,7 +318,7 @@ def deterministic_engines_have_kernels(job: Job) -> Iterator[Violation]:
     if (label := before_ampere(pod)) is not None:
         yield Violation(
             f"spec.{name}.pod.nodeSelector",
-            "deterministic: true needs vLLM's batch-invariant mode, which wants compute capability 8.0 (A100) or more, "
-            f"and GPUs of {label} have less",
+            "deterministic: true needs vLLM's batch-invariant mode, which requires compute capability 8.0 (A100) or "
+            f"more, but GPUs of {label} have less",
             "choose nodes with newer GPUs, or remove deterministic",
         )

@@ -130,6 +130,6 @@ def exactly_one(path: str, names: Sequence[str], given: Sequence[object]) -> Ite
     present = [name for name, value in zip(names, given, strict=True) if value]
     listed = " and ".join(names) if len(names) == 2 else ", ".join(names)
     if not present:
-        yield Violation(path, f"needs one of {listed}", f"add {names[0]}, or another of them")
+        yield Violation(path, f"needs one of {listed}", f"set {names[0]}, or another of them")
     elif len(present) > 1:
-        yield Violation(path, f"has {' and '.join(present)}, of which only one can be", f"keep one of {listed}")
+        yield Violation(path, f"has {' and '.join(present)}, but allows only one of them", f"keep one of {listed}")

@@ -27,7 +27,7 @@ IN_A_SANDBOX = ("codeTests", "reasoningGym")
         FUNCTION,
         # `function` is a reserved word of CEL; Kubernetes escapes it.
         "(self.type == 'custom') == has(self.__function__)",
-        "belongs to type custom, which needs it; write module:function",
+        "is required by type custom, and only there; write module:function",
         ".function",
     )
 )
@@ -37,14 +37,14 @@ def custom_rewards_name_a_function(job: Job) -> Iterator[Violation]:
         if function.type == "custom" and function.function is None:
             yield Violation(path, "is required by type custom", "write module:function, for example my_rewards:score")
         if function.type != "custom" and function.function is not None:
-            yield Violation(path, f"has no meaning for type {function.type}", "remove it, or use type: custom")
+            yield Violation(path, f"does not apply to type {function.type}", "remove it, or use type: custom")
 
 
 @rule(
     cel=Cel(
         FUNCTION,
         "(self.type == 'pattern') == has(self.pattern)",
-        "belongs to type pattern, which needs it; write a regular expression",
+        "is required by type pattern, and only there; write a regular expression",
         ".pattern",
     )
 )
@@ -54,7 +54,7 @@ def pattern_rewards_have_a_pattern(job: Job) -> Iterator[Violation]:
         if function.type == "pattern" and function.pattern is None:
             yield Violation(path, "is required by type pattern", "write a regular expression")
         if function.type != "pattern" and function.pattern is not None:
-            yield Violation(path, f"has no meaning for type {function.type}", "remove it, or use type: pattern")
+            yield Violation(path, f"does not apply to type {function.type}", "remove it, or use type: pattern")
 
 
 @rule(
@@ -75,7 +75,7 @@ def patterns_compile(job: Job) -> Iterator[Violation]:
         # Numbers of repetitions and groups within groups have bounds of their own in Python's compiler.
         except (re.error, OverflowError, RecursionError) as problem:
             path = f"spec.reward.functions[{index}].pattern"
-            yield Violation(path, f"is not a regular expression: {problem}", "mend it, in Python's syntax")
+            yield Violation(path, f"is not a regular expression: {problem}", "fix it (Python syntax)")
 
 
 @rule(not_in_cel="the content of params is hidden from CEL")
@@ -89,7 +89,7 @@ def built_in_rewards_have_these_parameters(job: Job) -> Iterator[Violation]:
             if name not in known:
                 close = did_you_mean(name, known)
                 remedy = f"did you mean {close}?" if close else f"it takes {', '.join(known) or 'none'}"
-                yield Violation(path, f"there is no parameter {name!r} of {function.type}", remedy)
+                yield Violation(path, f"{function.type} has no parameter {name!r}", remedy)
             elif not _is(value, kind := known[name]):
                 words = f"one of {', '.join(kind)}" if isinstance(kind, tuple) else _WORDS[kind]
                 actual = f"the text {shown(value)}" if isinstance(value, str) else shown(value)
@@ -130,7 +130,7 @@ def json_rewards_have_a_schema(job: Job) -> Iterator[Violation]:
     cel=Cel(
         REWARD,
         f"!has(self.sandbox) || self.functions.exists(f, f.type in {one_of(IN_A_SANDBOX)})",
-        "is where the tests of codeTests and the scoring of reasoningGym run; remove it, or use one of them",
+        "applies only to codeTests and reasoningGym; remove it, or use one of them",
         ".sandbox",
     )
 )
@@ -139,7 +139,7 @@ def a_rewards_sandbox_has_tests(job: Job) -> Iterator[Violation]:
     if reward.sandbox is not None and all(function.type not in IN_A_SANDBOX for function in reward.functions):
         yield Violation(
             "spec.reward.sandbox",
-            "is where the tests of codeTests and the scoring of reasoningGym run, and there are none",
+            "applies only to codeTests and reasoningGym scoring, and neither is used",
             "remove it, or use one of them",
         )
 
@@ -148,7 +148,7 @@ def a_rewards_sandbox_has_tests(job: Job) -> Iterator[Violation]:
     cel=Cel(
         REWARD,
         "!has(self.sandbox) || !has(self.sandbox.url) || !self.functions.exists(f, f.type == 'reasoningGym')",
-        "is a service, and the scoring of reasoningGym needs its package beside the driver; remove url",
+        "is a service, but reasoningGym scoring needs its package next to the driver; remove url",
         ".sandbox.url",
     )
 )
@@ -158,7 +158,7 @@ def reasoning_gym_scores_beside_the_driver(job: Job) -> Iterator[Violation]:
     if at_a_service and any(function.type == "reasoningGym" for function in reward.functions):
         yield Violation(
             "spec.reward.sandbox.url",
-            "is a service, and the scoring of reasoningGym needs its package beside the driver",
+            "is a service, but reasoningGym scoring needs its package next to the driver",
             "remove it",
         )
 
@@ -179,7 +179,7 @@ def reward_names_differ(job: Job) -> Iterator[Violation]:
         if name in names:
             yield Violation(
                 f"spec.reward.functions[{index}].name",
-                f'"{name}" is the name of another function too',
+                f'"{name}" is also the name of another function',
                 "give each function its own name",
             )
         names.add(name)
@@ -211,7 +211,7 @@ def every_source_has_a_reward(job: Job) -> Iterator[Violation]:
             yield Violation(
                 path,
                 f'no reward function applies to the source "{name}"',
-                "add it to a function's sources, or leave sources out",
+                "add it to a function's sources, or remove sources",
             )
 
 
@@ -219,13 +219,15 @@ def every_source_has_a_reward(job: Job) -> Iterator[Violation]:
     cel=Cel(
         REWARD,
         "self.functions.exists(f, f.weight != 0.0)",
-        "all weights are 0, so every sample scores 0; give one a weight",
+        "all weights are 0, so every sample scores 0; give one a nonzero weight",
         ".functions",
     )
 )
 def some_reward_counts(job: Job) -> Iterator[Violation]:
     if all(function.weight == 0 for function in job.spec.reward.functions):
-        yield Violation("spec.reward.functions", "all weights are 0, so every sample scores 0", "give one a weight")
+        yield Violation(
+            "spec.reward.functions", "all weights are 0, so every sample scores 0", "give one a nonzero weight"
+        )
 
 
 @rule(
@@ -259,7 +261,7 @@ def reward_clip_is_a_range(job: Job) -> Iterator[Violation]:
     cel=Cel(
         REWARD,
         "self.errorScore == 0.0 || self.onError == 'score'",
-        "has no meaning without onError: score; set that, or remove it",
+        "applies only to onError: score; set that, or remove it",
         ".errorScore",
     )
 )
@@ -268,6 +270,6 @@ def error_score_belongs_to_on_error_score(job: Job) -> Iterator[Violation]:
     if reward.error_score != 0 and reward.on_error != "score":
         yield Violation(
             "spec.reward.errorScore",
-            f"has no meaning with onError: {reward.on_error}",
+            f"does not apply to onError: {reward.on_error}",
             "set onError: score, or remove it",
         )

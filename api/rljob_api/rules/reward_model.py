@@ -13,7 +13,7 @@ from rljob_api.violations import Violation
     cel=Cel(
         FUNCTION,
         "(self.type == 'rewardModel') == has(self.rewardModel)",
-        "belongs to type rewardModel, which needs it; write its source",
+        "is required by type rewardModel, and only there; set its source",
         ".rewardModel",
     )
 )
@@ -21,9 +21,9 @@ def reward_models_have_a_source(job: Job) -> Iterator[Violation]:
     for index, function in enumerate(job.spec.reward.functions):
         path = f"spec.reward.functions[{index}].rewardModel"
         if function.type == "rewardModel" and function.reward_model is None:
-            yield Violation(path, "is required by type rewardModel", "write its source, a path or hub id")
+            yield Violation(path, "is required by type rewardModel", "set its source, a path or hub id")
         if function.type != "rewardModel" and function.reward_model is not None:
-            yield Violation(path, f"has no meaning for type {function.type}", "remove it, or use type: rewardModel")
+            yield Violation(path, f"does not apply to type {function.type}", "remove it, or use type: rewardModel")
 
 
 @rule(not_in_cel="the content of params is hidden from CEL")
@@ -32,8 +32,8 @@ def reward_models_have_no_params(job: Job) -> Iterator[Violation]:
         if function.type == "rewardModel" and function.params:
             yield Violation(
                 f"spec.reward.functions[{index}].params",
-                "has no meaning for type rewardModel",
-                "write its settings below rewardModel",
+                "does not apply to type rewardModel",
+                "put its settings below rewardModel",
             )
 
 
@@ -56,7 +56,7 @@ def pools_of_reward_models_have_work(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         "!has(self.rewardModel) || self.reward.functions.all(f, !has(f.rewardModel) || f.rewardModel.workers == 1)",
-        "a reward model has workers, which are beside the driver, but spec.rewardModel is a pool for it; remove them",
+        "workers run next to the driver, but the reward model runs in the pool spec.rewardModel; remove them",
         ".reward.functions",
     )
 )
@@ -67,6 +67,6 @@ def reward_models_in_a_pool_have_no_workers(job: Job) -> Iterator[Violation]:
         if function.reward_model is not None and function.reward_model.workers != 1:
             yield Violation(
                 f"spec.reward.functions[{index}].rewardModel.workers",
-                "are processes beside the driver, but spec.rewardModel is a pool for it",
+                "are processes next to the driver, but the reward model runs in the pool spec.rewardModel",
                 "remove it, and set spec.rewardModel.replicas",
             )

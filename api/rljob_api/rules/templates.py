@@ -34,10 +34,10 @@ IN_POD: Mapping[str, tuple[str, str]] = {
     "hostIPC": OURS,
     "initContainers": OURS,
     # Process 1 would be no longer Ray's, whose output the driver writes to, and a sidecar could read the head's tokens.
-    "shareProcessNamespace": ("would put the processes of all containers together", "remove it"),
+    "shareProcessNamespace": ("would merge the process namespaces of all containers", "remove it"),
     # Neither taints, Kueue nor the room on the node would count: KubeRay would replace refused pods without end.
     "nodeName": ("bypasses the scheduler", "use pod.nodeSelector, for example with kubernetes.io/hostname"),
-    "ephemeralContainers": ("are added to running pods only", "use kubectl debug"),
+    "ephemeralContainers": ("can only be added to running pods", "use kubectl debug"),
 }
 IN_CONTAINER = (
     *("command", "args", "ports", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe"),
@@ -111,7 +111,7 @@ def templates_are_well_formed(job: Job) -> Iterator[Violation]:
 def _unknown(path: str, content: Mapping[str, Any], known: tuple[str, ...], whole: str) -> Iterator[Violation]:
     for name in content:
         if name not in known:
-            yield Violation(f"{path}.{name}", f"{whole} has {' and '.join(known)} only", "move or remove it")
+            yield Violation(f"{path}.{name}", f"{whole} can only have {' and '.join(known)}", "move or remove it")
 
 
 def _not_maps(path: str, content: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[Violation]:
@@ -124,9 +124,7 @@ def _not_lists(path: str, content: Mapping[str, Any], keys: Mapping[str, str | N
     for name, key in keys.items():
         value = content.get(name)
         if name in content and not isinstance(value, list):
-            yield Violation(
-                f"{path}.{name}", f"must be a list, not {shown(value)}", "write the items with '- ' before each"
-            )
+            yield Violation(f"{path}.{name}", f"must be a list, not {shown(value)}", "start each item with '- '")
         elif isinstance(value, list) and key is not None:
             yield from _not_keyed(f"{path}.{name}", value, key)
 
@@ -136,9 +134,9 @@ def _not_keyed(path: str, items: list[Any], key: str) -> Iterator[Violation]:
     for index, item in enumerate(items):
         value = as_map(item).get(key)
         if not isinstance(value, str) or not value:
-            yield Violation(f"{path}[{index}]", f"must be a map with a text as its {key}", f"give it a {key}")
+            yield Violation(f"{path}[{index}]", f"must be a map with a string as its {key}", f"give it a {key}")
         elif value in seen:
-            yield Violation(f"{path}[{index}]", f'"{value}" is there twice', "keep one of them")
+            yield Violation(f"{path}[{index}]", f'"{value}" is listed twice', "keep one of them")
         else:
             seen.add(value)
 
@@ -166,7 +164,7 @@ def template_variables_leave_ours_alone(job: Job) -> Iterator[Violation]:
                 yield from reserved_variable(f"{path}.name", name)
                 if name == "PYTHONPATH" and job.spec.code:
                     yield Violation(
-                        f"{path}.name", "would hide spec.code", "set it in pod.env, where it comes after spec.code"
+                        f"{path}.name", "would hide spec.code", "set it in pod.env, which places it after spec.code"
                     )
 
 
@@ -188,6 +186,6 @@ def template_gpus_are_counted_once(job: Job) -> Iterator[Violation]:
                     head = template.path.startswith("spec.head")
                     yield Violation(
                         f"{path}.resources.{kind}[{name}]",
-                        "the head uses no GPU" if head else "GPUs are counted by gpusPerReplica",
+                        "the head uses no GPU" if head else "gpusPerReplica sets the number of GPUs",
                         "remove it" if head else "set gpusPerReplica instead",
                     )

@@ -20,7 +20,7 @@ RESERVED_ENV = (
     *("RAY_", "RLJOB_", "KUBERAY_", "MASTER_", "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
     CORE_PROCESS,
 )
-REMEDIES = {CORE_PROCESS: "remove it; rollout.multiprocessing: true gives vLLM's core a process of its own"}
+REMEDIES = {CORE_PROCESS: "remove it; rollout.multiprocessing: true runs vLLM's core in its own process"}
 """Where something else does what the variable would."""
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -41,15 +41,12 @@ def _free_name(name: str) -> str:
             Cel(
                 ("spec", pool),
                 f"!has(self.env) || self.env.all(k, {_free_name('k')})",
-                "a variable is set by rljob or Ray themselves; remove it",
+                "rljob or Ray sets this variable; remove it",
                 ".env",
             )
             for pool in POOLS
         ),
-        *(
-            Cel((*pod, "env", "[]"), _free_name("self.name"), "is set by rljob or Ray themselves; remove it", ".name")
-            for pod in PODS
-        ),
+        *(Cel((*pod, "env", "[]"), _free_name("self.name"), "is set by rljob or Ray", ".name") for pod in PODS),
     ]
 )
 def environment_leaves_ours_alone(job: Job) -> Iterator[Violation]:
@@ -63,7 +60,7 @@ def environment_leaves_ours_alone(job: Job) -> Iterator[Violation]:
 def reserved_variable(path: str, name: str) -> Iterator[Violation]:
     """What is wrong with setting a variable of that name, if anything."""
     if any(name == taken or (taken.endswith("_") and name.startswith(taken)) for taken in RESERVED_ENV):
-        yield Violation(path, f"{name} is set by rljob or Ray themselves", REMEDIES.get(name, "remove it"))
+        yield Violation(path, f"{name} is set by rljob or Ray", REMEDIES.get(name, "remove it"))
 
 
 @rule(
@@ -71,7 +68,7 @@ def reserved_variable(path: str, name: str) -> Iterator[Violation]:
         Cel(
             ("spec", pool),
             "!has(self.env) || !has(self.pod.env) || self.pod.env.all(e, !(e.name in self.env))",
-            f"a variable is set in spec.{pool}.env too; keep one of them",
+            f"a variable is also set in spec.{pool}.env; keep one of them",
             ".pod.env",
         )
         for pool in POOLS
@@ -81,7 +78,7 @@ def variables_are_set_in_one_place(job: Job) -> Iterator[Violation]:
     for path, pool in job.pools:
         for index, entry in enumerate(pool.pod.env):
             if entry.name in pool.env:
-                yield Violation(f"{path}.pod.env[{index}].name", f"is set in {path}.env too", "keep one of them")
+                yield Violation(f"{path}.pod.env[{index}].name", f"is also set in {path}.env", "keep one of them")
 
 
 @rule(
@@ -90,7 +87,7 @@ def variables_are_set_in_one_place(job: Job) -> Iterator[Violation]:
         f"!self.deterministic || self.rollout.engine != 'vllm' || !{cel.ENGINES_HAVE_GPUS} || "
         f"!has(self.rollout.env) || !('{BATCH_INVARIANT}' in self.rollout.env) || "
         f"self.rollout.env['{BATCH_INVARIANT}'] == '1'",
-        f"{BATCH_INVARIANT} takes from the engines what deterministic asks for; remove it, or deterministic",
+        f"{BATCH_INVARIANT} disables for the engines what deterministic requires; remove it, or deterministic",
         ".rollout.env",
     )
 )
@@ -100,7 +97,7 @@ def deterministic_engines_stay_so(job: Job) -> Iterator[Violation]:
     if job.spec.deterministic and job.has_vllm_on_gpus and said != "1":
         yield Violation(
             f"spec.rollout.env.{BATCH_INVARIANT}",
-            f'"{said}" takes from the engines what deterministic: true asks for',
+            f'"{said}" disables for the engines what deterministic: true requires',
             "remove it, or remove deterministic",
         )
 
@@ -114,7 +111,7 @@ def deterministic_engines_stay_so(job: Job) -> Iterator[Violation]:
             f"(!('{name}' in self.rollout.env) || !self.rollout.env['{name}'].matches({text(_EXPANDABLE)}))"
             for name in ALLOCATOR_SETTINGS
         ),
-        "memory of an engine that sleeps cannot be in expandable segments; remove that (ranks have them as they are)",
+        "the memory of a sleeping engine cannot be in expandable segments; remove that (ranks use them anyway)",
         ".rollout.env",
     )
 )
@@ -126,8 +123,8 @@ def engines_that_sleep_have_no_expandable_segments(job: Job) -> Iterator[Violati
         if re.search(_EXPANDABLE, job.spec.rollout.env.get(name, "")):
             yield Violation(
                 f"spec.rollout.env.{name}",
-                "memory of an engine that sleeps cannot be in expandable segments",
-                "remove expandable_segments (ranks on GPUs have them unless trainer.env says otherwise)",
+                "the memory of a sleeping engine cannot be in expandable segments",
+                "remove expandable_segments (ranks on GPUs use them unless trainer.env says otherwise)",
             )
 
 
@@ -151,9 +148,9 @@ def nccl_is_told_the_same_in_both_pools(job: Job) -> Iterator[Violation]:
         said = [f"is {value}" if value is not None else "is not set" for value in values]
         yield Violation(
             path,
-            f"{name} {said[0]} for the ranks and {said[1]} for the engines: NCCL needs the same in both, or they wait "
-            "for each other without end",
-            "set it alike in trainer.env and rollout.env, or remove it",
+            f"{name} {said[0]} for the ranks and {said[1]} for the engines: NCCL needs the same in both, or they "
+            "wait for each other forever",
+            "set it to the same value in trainer.env and rollout.env, or remove it",
         )
 
 

@@ -32,7 +32,7 @@ API_SIGNER = "kubernetes.io/kube-apiserver-client-pod"
         Cel(
             (*pod, "volumes", "[]"),
             f"!self.name.startsWith({text(OWN_VOLUMES)}) && !({among('self.name', RESERVED_VOLUMES)})",
-            "is a name that rljob uses; choose another",
+            "is a name used by rljob; choose another",
             ".name",
         )
         for pod in PODS
@@ -46,7 +46,9 @@ def volumes_have_names(job: Job) -> Iterator[Violation]:
             if not isinstance(name, str) or not name:
                 yield Violation(where, "is required", "give the volume a name")
             elif name in seen:
-                yield Violation(f"{path}.volumes[{index}]", f'"{name}" is there twice', "give each volume its own name")
+                yield Violation(
+                    f"{path}.volumes[{index}]", f'"{name}" is listed twice', "give each volume its own name"
+                )
             else:
                 yield from _reserved_name(where, name)
             seen.add(str(name))
@@ -62,7 +64,7 @@ def template_volumes_have_own_names(job: Job) -> Iterator[Violation]:
 
 def _reserved_name(path: str, name: str) -> Iterator[Violation]:
     if name.startswith(OWN_VOLUMES) or name in RESERVED_VOLUMES:
-        yield Violation(path, f'"{name}" is a name that rljob uses', "choose another")
+        yield Violation(path, f'"{name}" is a name used by rljob', "choose another")
 
 
 @rule(not_in_cel="the content of volumes is hidden from CEL")
@@ -75,13 +77,13 @@ def volumes_hold_no_credentials(job: Job) -> Iterator[Violation]:
                 if "serviceAccountToken" in source:
                     yield Violation(
                         f"{place}.serviceAccountToken",
-                        "training pods get no credentials of Kubernetes",
+                        "training pods get no Kubernetes credentials",
                         "remove it; a cloud's own webhook adds its tokens to pods with pod.serviceAccountName",
                     )
                 if as_map(source.get("podCertificate")).get("signerName") == API_SIGNER:
                     yield Violation(
                         f"{place}.podCertificate.signerName",
-                        "training pods get no credentials of Kubernetes",
+                        "training pods get no Kubernetes credentials",
                         "use another signer",
                     )
 
@@ -106,7 +108,7 @@ def mounts_have_volumes(job: Job) -> Iterator[Violation]:
             Cel(
                 (*pod, "volumeMounts", "[]"),
                 f"{one_of(RESERVED_MOUNTS)}.all(p, self.mountPath != p && !self.mountPath.startsWith(p + '/'))",
-                "is used by rljob or Ray themselves; use another path (for /dev/shm: pod.sharedMemory)",
+                "is used by rljob or Ray; use another path (for /dev/shm: pod.sharedMemory)",
                 ".mountPath",
             )
             for pod in PODS
@@ -131,7 +133,7 @@ def mount_paths_are_free(job: Job) -> Iterator[Violation]:
             where, target = f"{path}.volumeMounts[{index}].mountPath", mount.mount_path.rstrip("/")
             if target in seen:
                 yield Violation(
-                    f"{path}.volumeMounts[{index}]", f'"{mount.mount_path}" is there twice', "use another path"
+                    f"{path}.volumeMounts[{index}]", f'"{mount.mount_path}" is used twice', "use another path"
                 )
             else:
                 yield from _reserved_path(where, mount.mount_path)
@@ -143,7 +145,7 @@ def mount_paths_are_free(job: Job) -> Iterator[Violation]:
         Cel(
             (*pod, "volumeMounts", "[]"),
             f"!self.mountPath.matches({text(NOT_PLAIN)})",
-            "is no plain absolute path; write it without empty, . and .. parts",
+            "is not a plain absolute path; write it without empty, . and .. parts",
             ".mountPath",
         )
         for pod in PODS
@@ -171,7 +173,7 @@ def template_mounts_leave_ours_alone(job: Job) -> Iterator[Violation]:
             for path, mount in maps_in(f"{where}.volumeMounts", container.get("volumeMounts")):
                 name = mount.get("name")
                 if isinstance(name, str) and name.startswith(OWN_VOLUMES):
-                    yield Violation(f"{path}.name", f'"{name}" is a volume of rljob itself', "mount one of your own")
+                    yield Violation(f"{path}.name", f'"{name}" is one of rljob\'s own volumes', "mount one of your own")
 
 
 def _template_paths(job: Job) -> Iterator[tuple[str, str]]:
@@ -187,9 +189,9 @@ def _reserved_path(where: str, path: str) -> Iterator[Violation]:
     target = path.rstrip("/")
     if any(target == taken or target.startswith(taken + "/") for taken in RESERVED_MOUNTS):
         remedy = "set pod.sharedMemory instead" if target == "/dev/shm" else "use another path"
-        yield Violation(where, f'"{path}" is used by rljob or Ray themselves', remedy)
+        yield Violation(where, f'"{path}" is used by rljob or Ray', remedy)
 
 
 def _not_plain(where: str, path: str) -> Iterator[Violation]:
     if re.search(NOT_PLAIN.replace("$", r"\Z"), path):
-        yield Violation(where, f'"{path}" is no plain absolute path', "write it without empty, . and .. parts")
+        yield Violation(where, f'"{path}" is not a plain absolute path', "write it without empty, . and .. parts")

@@ -13,40 +13,38 @@ PromptText = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class TaskSpec(SpecModel):
-    """A generated data set with the columns question and answer."""
+    """A generated data set with columns question and answer."""
 
     type: TaskType = Field(
-        description="addition: of two numbers. copy: of a string of digits. parity: of the ones in a string of bits, "
-        "which is hardly learned without a tool. reasoningGym: a task of the package reasoning-gym."
+        description="addition: add two numbers. copy: repeat a string of digits. parity: of the ones in a bit "
+        "string; hard to learn without a tool. reasoningGym: a task from the reasoning-gym package."
     )
     digits: int = Field(
-        default=2, ge=1, le=64, description="Digits of each number, or bits. Not of reasoningGym: its config says it."
+        default=2, ge=1, le=64, description="Digits per number, or bits. Not for reasoningGym; use its config."
     )
     size: int | None = Field(
         default=None,
         ge=1,
         le=100000000,
-        description="Distinct problems drawn. Default: all. Of reasoningGym: problems made, which needs it.",
+        description="Distinct problems to draw. Default: all. Required for reasoningGym.",
     )
     seed: int = Field(
         default=0,
         ge=0,
         le=2147483647,
-        description="Seed of the draw. One in ten is held out for validation, whatever the seed.",
+        description="Seed of the draw. One in ten is held out for validation, with any seed.",
     )
-    name: SourceName | None = Field(
-        default=None, description="reasoningGym: which of its tasks, such as basic_arithmetic."
-    )
-    config: FreeForm = Field(default={}, description="reasoningGym: settings of that task, as the package has them.")
+    name: SourceName | None = Field(default=None, description="reasoningGym: name of the task, e.g. basic_arithmetic.")
+    config: FreeForm = Field(default={}, description="reasoningGym: the task's settings, as in the package.")
     python: Location | None = Field(
         default=None,
-        description="reasoningGym: the interpreter that has the package; one for all tasks of a job. Default: the one "
-        "that runs the job.",
+        description="reasoningGym: Python interpreter with the package, the same for all tasks of a job. Default: "
+        "the one that runs the job.",
     )
 
 
 class TrainPart(SpecModel):
-    """One source of training prompts. Exactly one of source and task."""
+    """One source of training prompts. Set exactly one of source and task."""
 
     name: SourceName | None = Field(
         default=None, description="Routes rewards (functions[].sources) and names metrics. Default: from the source."
@@ -62,11 +60,11 @@ class TrainPart(SpecModel):
         default=None,
         gt=0,
         le=1000000,
-        description="Its share of the prompts of each epoch, over the sum of all parts' weights; an epoch has as many "
-        "prompts as all parts have rows. All parts have one, or none. Default: each row once an epoch.",
+        description="Share of each epoch's prompts, relative to the sum of weights. An epoch has as many prompts as "
+        "all parts have rows. Set it on all parts or none. Default: each row once per epoch.",
     )
-    prompt: PromptText | None = Field(default=None, description="As data.prompt, for this part. Default: that.")
-    answer: ShortText | None = Field(default=None, description="As data.answer, for this part. Default: that.")
+    prompt: PromptText | None = Field(default=None, description="Overrides data.prompt for this part.")
+    answer: ShortText | None = Field(default=None, description="Overrides data.answer for this part.")
 
     @property
     def label(self) -> str:
@@ -80,7 +78,7 @@ class TrainPart(SpecModel):
 
 
 class TrainData(SpecModel):
-    """The training prompts. Exactly one of source, task and parts."""
+    """Training prompts. Set exactly one of source, task and parts."""
 
     name: SourceName | None = Field(
         default=None, description="Routes rewards (functions[].sources) and names metrics. Default: from the source."
@@ -92,17 +90,17 @@ class TrainData(SpecModel):
     task: TaskSpec | None = Field(default=None, description="A generated task.")
     parts: Annotated[Listed[TrainPart], Field(max_length=32)] = Field(
         default=(),
-        description="Several sources, mixed by their weights, or else in proportion to their sizes; each needs a name.",
+        description="Several named sources, mixed by weight, or by size without weights.",
     )
     source_column: ShortText | None = Field(
         default=None,
-        description="The column that says which data set a row is from: the data_source of reward functions written "
-        "for verl, and the name of reward/source/<source>/mean. Default: the name of the source is.",
+        description="Column that names each row's data set: data_source for verl reward functions, and <source> in "
+        "reward/source/<source>/mean. Default: the source's name is used.",
     )
     split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
     limit: int | None = Field(default=None, ge=1, le=1000000000, description="Use only the first rows.")
-    seed: int = Field(default=0, ge=0, le=2147483647, description="Seed of the order of prompts.")
-    shuffle: bool = Field(default=True, description="New order in each epoch; false: the order of the file.")
+    seed: int = Field(default=0, ge=0, le=2147483647, description="Seed of the prompt order.")
+    shuffle: bool = Field(default=True, description="New order in each epoch. false: file order.")
 
     @property
     def sources(self) -> tuple[TrainPart, ...]:
@@ -113,62 +111,62 @@ class TrainData(SpecModel):
 
 
 class SamplingSpec(SpecModel):
-    """How tokens are drawn in training. Log-probs everywhere are at this temperature."""
+    """How training tokens are sampled. All log-probs are at this temperature."""
 
-    temperature: float = Field(default=1.0, gt=0, le=10, description="Logits are divided by it.")
+    temperature: float = Field(default=1.0, gt=0, le=10, description="Divides the logits.")
     top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Nucleus sampling. Training needs 1 (off): the ratio would be wrong."
+        default=1.0, gt=0, le=1, description="Nucleus sampling. Must be 1 (off) in training, or the ratio is wrong."
     )
     top_k: int = Field(
-        default=0, ge=0, le=1000000, description="Sample among the k likeliest tokens. Training needs 0 (off)."
+        default=0, ge=0, le=1000000, description="Sample from the k likeliest tokens. Must be 0 (off) in training."
     )
 
 
 class ValidationSampling(SpecModel):
-    """How tokens are drawn in validation."""
+    """How validation tokens are sampled."""
 
-    temperature: float = Field(default=0.0, ge=0, le=10, description="0: always the likeliest token.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling; 1: off.")
-    top_k: int = Field(default=0, ge=0, le=1000000, description="Sample among the k likeliest tokens; 0: off.")
+    temperature: float = Field(default=0.0, ge=0, le=10, description="0: greedy.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling. 1: off.")
+    top_k: int = Field(default=0, ge=0, le=1000000, description="Sample from the k likeliest tokens. 0: off.")
     max_response_tokens: int | None = Field(
         default=None, ge=1, le=16777216, description="Longest response. Default: rollout.maxResponseTokens."
     )
 
 
 class ValidationSet(SpecModel):
-    """One held-out set. Exactly one of source and task."""
+    """One held-out set. Set exactly one of source and task."""
 
-    name: SourceName = Field(description="Names its metrics and routes rewards.")
+    name: SourceName = Field(description="Names metrics and routes rewards.")
     source: Location | None = Field(default=None, description="As data.train.source.")
     task: TaskSpec | None = Field(default=None, description="A generated task.")
     split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
     limit: int | None = Field(default=None, ge=1, le=1000000, description="Use only the first rows.")
     samples_per_prompt: int = Field(
-        default=1, ge=1, le=1024, description="Responses per prompt: mean@n, best@k and maj@k are over these."
+        default=1, ge=1, le=1024, description="Responses per prompt, for mean@n, best@k and maj@k."
     )
     sampling: ValidationSampling = Field(
-        default=ValidationSampling(), description="How its responses are drawn. Default: greedy."
+        default=ValidationSampling(), description="How responses are sampled. Default: greedy."
     )
 
 
 class Data(SpecModel):
-    """Training and validation prompts and how they become token ids."""
+    """Training and validation prompts, and how they become token ids."""
 
     train: TrainData = Field(description="Training prompts.")
     validation: Annotated[Listed[ValidationSet], Field(max_length=32), MapKeys(("name",))] = Field(
-        default=(), description="Held-out sets, scored as validation.every says."
+        default=(), description="Held-out sets; validation.every sets when they are scored."
     )
     prompt: PromptText = Field(
         default="question",
-        description='The column with the prompt, or a template with columns in braces: "Add: {question}". '
-        "A column may hold text or a list of chat messages.",
+        description='The prompt column, or a template with columns in braces: "Add: {question}". A column may hold '
+        "text or a list of chat messages.",
     )
-    answer: ShortText | None = Field(default=None, description="The column with the reference answer.")
+    answer: ShortText | None = Field(default=None, description="Column with the reference answer.")
     chat: Literal["auto", "always", "never"] = Field(
         default="auto", description="Apply the tokenizer's chat template. auto: if it has one."
     )
-    system_prompt: LongText | None = Field(default=None, description="System message put before each prompt.")
-    max_prompt_tokens: int = Field(default=1024, ge=1, le=16777216, description="Longest prompt, tokens.")
+    system_prompt: LongText | None = Field(default=None, description="System message before each prompt.")
+    max_prompt_tokens: int = Field(default=1024, ge=1, le=16777216, description="Maximum prompt length, tokens.")
     overlong_prompts: Literal["drop", "error", "truncate"] = Field(
-        default="drop", description="What happens to longer prompts. truncate keeps the end (cuts on the left)."
+        default="drop", description="What to do with longer prompts. truncate keeps the end (cuts on the left)."
     )

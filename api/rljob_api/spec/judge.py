@@ -16,98 +16,100 @@ Template = Annotated[str, Field(min_length=1, max_length=16384)]
 
 
 class JudgeLabel(SpecModel):
-    """What the judge may say, and its score."""
+    """A label and its score."""
 
-    label: Annotated[str, Field(min_length=1, max_length=64)] = Field(description="The words; capitals don't matter.")
-    score: float = Field(ge=-1000000, le=1000000, description="What they are worth.")
+    label: Annotated[str, Field(min_length=1, max_length=64)] = Field(description="The words; case does not matter.")
+    score: float = Field(ge=-1000000, le=1000000, description="Score for this label.")
 
 
 class JudgeParser(SpecModel):
-    """How a score is read from what the judge says. An answer that does not fit has no score."""
+    """How to read a score from the judge's answer. An answer that does not match has no score."""
 
     type: Literal["number", "pattern", "json", "label"] = Field(
         default="number",
-        description="number: the one number in the last line (of 7/10 the first, where high is 10). pattern: what the "
-        "group of a regular expression finds last. json: a field of a JSON object. label: the last line, behind its "
-        "last colon, is one of labels.",
+        description="number: the only number in the last line (for 7/10 the first, if high is 10). pattern: the last "
+        "match of a regular expression's group. json: a field of a JSON object. label: the last line, after its last "
+        "colon, is one of labels.",
     )
     pattern: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         default=None, description="pattern: with exactly one group (Python syntax)."
     )
-    field: ShortText | None = Field(default=None, description="json: its name; true and false are high and low.")
+    field: ShortText | None = Field(default=None, description="json: field name; true counts as high, false as low.")
     labels: Annotated[Listed[JudgeLabel], Field(max_length=16)] = Field(
-        default=(), description="label, and instead of numbers pattern and json: what may be said."
+        default=(), description="Labels to accept; for pattern and json they replace numbers."
     )
-    low: float = Field(default=0.0, ge=-1000000, le=1000000, description="Smallest number that is taken.")
-    high: float = Field(default=10.0, ge=-1000000, le=1000000, description="Largest.")
-    scale: bool = Field(default=True, description="Numbers become (number - low) / (high - low).")
+    low: float = Field(default=0.0, ge=-1000000, le=1000000, description="Smallest accepted number.")
+    high: float = Field(default=10.0, ge=-1000000, le=1000000, description="Largest accepted number.")
+    scale: bool = Field(default=True, description="Map numbers to (number - low) / (high - low).")
 
 
 class JudgeSpec(SpecModel):
-    """Another model's opinion: of an endpoint, asked over HTTP (POST baseUrl/chat/completions), or of spec.judge."""
+    """A model that scores responses: at an HTTP endpoint (POST baseUrl/chat/completions), or in the pool spec.judge."""
 
     base_url: BaseUrl | None = Field(
         default=None,
-        description="Such as https://api.example.com/v1; without user, password and query. Default: spec.judge is "
-        "asked, a pool of the job's own.",
+        description="E.g. https://api.example.com/v1, without user, password or query. Default: the job's own pool, "
+        "spec.judge.",
     )
-    model: ShortText | None = Field(default=None, description="As the endpoint calls it; with baseUrl alone.")
+    model: ShortText | None = Field(default=None, description="Model name at the endpoint; only with baseUrl.")
     api_key_env: EnvName | None = Field(
         default=None,
-        description="Environment variable of the driver with the API key (on a cluster head.pod.env, from a Secret). "
+        description="The driver's environment variable with the API key (on a cluster head.pod.env, from a Secret). "
         "Default: no key is sent.",
     )
     template: Template = Field(
-        description="The question, with {response} and perhaps {prompt} and {answer}. Each is put between marks that "
-        "it cannot contain; other braces are text."
+        description="The question, with {response} and optionally {prompt} and {answer}. Each is enclosed in markers "
+        "that it cannot contain. Other braces are literal."
     )
-    system: LongText | None = Field(default=None, description="System message, before what is said of the marks.")
-    parser: JudgeParser = Field(default=JudgeParser(), description="How a score is read from its answer.")
-    temperature: float = Field(default=0.0, ge=0, le=2, description="Of the judge.")
-    max_tokens: int = Field(default=1024, ge=1, le=1048576, description="Longest answer; a longer one has no score.")
+    system: LongText | None = Field(
+        default=None, description="System message, placed before the explanation of the markers."
+    )
+    parser: JudgeParser = Field(default=JudgeParser(), description="How to read a score from the answer.")
+    temperature: float = Field(default=0.0, ge=0, le=2, description="Sampling temperature.")
+    max_tokens: int = Field(
+        default=1024, ge=1, le=1048576, description="Maximum answer length; longer answers have no score."
+    )
     concurrency: int | None = Field(
         default=None,
         ge=1,
         le=4096,
-        description="Requests at once. Default: 16 of an endpoint, of spec.judge as many as its engines take.",
+        description="Concurrent requests. Default: 16 for an endpoint, as many as the engines take for spec.judge.",
     )
     requests_per_minute: int | None = Field(
-        default=None, ge=1, le=1000000, description="Most requests begun in any 60 seconds. Default: no limit."
+        default=None, ge=1, le=1000000, description="Maximum requests started in any 60 seconds. Default: unlimited."
     )
     tokens_per_minute: int | None = Field(
         default=None,
         ge=1,
         le=1000000000,
-        description="Most tokens in any 60 seconds: those of questions and answers, estimated from the text and "
-        "maxTokens until the endpoint has counted. Default: no limit.",
+        description="Maximum tokens (questions and answers) in any 60 seconds, estimated from the text and maxTokens "
+        "until the endpoint reports its count. Default: unlimited.",
     )
     request_seconds: int = Field(
         default=60,
         ge=1,
         le=86400,
-        description="Longest time of one request; of spec.judge: the longest in which it answers none.",
+        description="Timeout of one request. For spec.judge: maximum time without any answer.",
     )
     deadline_seconds: int = Field(
         default=600,
         ge=1,
         le=86400,
-        description="How long an endpoint that fails, is busy or away is asked again, later each time; then onError.",
+        description="How long to retry, with backoff, an endpoint that fails, is busy or unreachable; then onError.",
     )
-    attempts: int = Field(
-        default=3, ge=1, le=100, description="How often a question is asked whose answer cannot be read."
-    )
+    attempts: int = Field(default=3, ge=1, le=100, description="How often to ask if the answer cannot be parsed.")
     cache: bool = Field(
         default=True,
-        description="Remembers scores: a question that was answered is not asked again, after a kill neither.",
+        description="Cache scores: answered questions are not asked again, even after a kill.",
     )
     most_requests: int | None = Field(
-        default=None, ge=1, le=1000000000, description="Requests of the whole run; then onError. Default: no limit."
+        default=None, ge=1, le=1000000000, description="Request budget of the run; then onError. Default: unlimited."
     )
     most_tokens: int | None = Field(
         default=None,
         ge=1,
         le=1000000000000,
-        description="Tokens of the whole run, as the endpoint counts them; then onError. Default: no limit.",
+        description="Token budget of the run, as counted by the endpoint; then onError. Default: unlimited.",
     )
 
 

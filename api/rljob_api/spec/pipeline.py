@@ -19,7 +19,7 @@ SyncEvery = Annotated[int, Field(ge=1, le=1024)]
 
 
 class Batch(SpecModel):
-    """How many samples a step has and how they are cut into updates."""
+    """Samples per step, and how they are split into updates."""
 
     groups: int | None = Field(
         default=None,
@@ -35,24 +35,24 @@ class Batch(SpecModel):
         default=None,
         ge=1,
         le=1000000,
-        description="Prompts per optimizer step; must divide groups. Default: groups, that is one optimizer step; "
-        f"in mode fullyAsync {DEFAULT_ASYNC_MINI_BATCH_GROUPS}.",
+        description="Prompts per optimizer step; must divide groups. Default: groups, i.e. one optimizer step; "
+        f"{DEFAULT_ASYNC_MINI_BATCH_GROUPS} in mode fullyAsync.",
     )
     epochs: int = Field(default=1, ge=1, le=100, description="Passes over each batch.")
     shuffle: bool = Field(
-        default=False, description="New order of groups in each epoch over the batch; false: as they came."
+        default=False, description="New order of groups in each epoch over the batch. false: as they came."
     )
 
 
 class Staleness(SpecModel):
-    """How old samples may be when they are trained on."""
+    """How stale samples may be when trained on."""
 
     max_age: Annotated[int | None, Fallback(1)] = Field(
         default=None,
         ge=0,
         le=OLDEST_AGE,
-        description="Bound on the age: trainer's version minus the oldest version among a group's tokens. "
-        "Kept whatever the timing.",
+        description="Maximum age: trainer version minus the oldest version among a group's tokens. Holds for any "
+        "timing.",
     )
     fraction: float | None = Field(
         default=None,
@@ -62,9 +62,9 @@ class Staleness(SpecModel):
     )
     on_deadline: Annotated[OnDeadline | None, Fallback("wait")] = Field(
         default=None,
-        description="What becomes of a group that only training now keeps within maxAge, and that is not finished. "
-        "wait: training waits for it. end: its episodes end with what they have, as truncated ones. drop: it is not "
-        "trained on; long episodes are then seen less often.",
+        description="What to do with an unfinished group that would exceed maxAge if not trained now. wait: training "
+        "waits for it. end: truncate its episodes and train on them. drop: do not train on it, which "
+        "under-represents long episodes.",
     )
 
 
@@ -73,22 +73,22 @@ class PipelineSpec(SpecModel):
 
     mode: PipelineMode = Field(
         default="sync",
-        description="sync: sample, then train. oneStepOff: the next batch is sampled while one trains. "
-        "fullyAsync: sampling never stops; samples are trained as they come, within the bounds of staleness.",
+        description="sync: sample, then train. oneStepOff: sample the next batch while one trains. fullyAsync: "
+        "sampling never stops; samples are trained on as they come, within the staleness limits.",
     )
     sync_every: Annotated[SyncEvery | None, LIVE, Fallback(1)] = Field(
-        default=None, description="fullyAsync: pulls of the trainer between two publications of weights."
+        default=None, description="fullyAsync: trainer pulls between two weight publications."
     )
     require_batches: Annotated[int | None, Fallback(1)] = Field(
-        default=None, ge=1, le=1024, description="fullyAsync: mini-batches the trainer waits for in one pull."
+        default=None, ge=1, le=1024, description="fullyAsync: mini-batches the trainer waits for per pull."
     )
     staleness: Annotated[Staleness, LIVE] = Field(
-        default=Staleness(), description="fullyAsync: how old samples may be."
+        default=Staleness(), description="fullyAsync: how stale samples may be."
     )
     partial_rollout: Annotated[PartialRollout | None, Fallback("none")] = Field(
         default=None,
-        description="fullyAsync: what a publication does to running requests. none: it waits for them. keepCache: they "
-        "go on under the new weights with their old KV cache. recompute: the cache is computed again.",
+        description="fullyAsync: how a publication treats running requests. none: wait for them. keepCache: they "
+        "continue under the new weights with the old KV cache. recompute: the same with a recomputed cache.",
     )
 
 
@@ -99,7 +99,7 @@ class LiveSettings(Staleness):
 
 
 class Stop(SpecModel):
-    """When training ends: at whichever comes first. A step is one version of the policy."""
+    """When to stop training: at whichever comes first. A step is one version of the policy."""
 
     steps: int | None = Field(default=None, ge=1, le=100000000, description="After this many steps.")
     epochs: int | None = Field(default=None, ge=1, le=1000000, description="After this many passes over the data.")
@@ -108,6 +108,7 @@ class Stop(SpecModel):
         default=None,
         ge=-1000000,
         le=1000000,
-        description="When the mean validation score (without validation: a step's mean training reward) reaches it.",
+        description="When validation/mean (the share of correct answers where the reward says what is correct, else the "
+        "mean score) reaches this; without validation, when the mean training reward of a step does.",
     )
-    seconds: int | None = Field(default=None, ge=1, le=315360000, description="After this much time of training.")
+    seconds: int | None = Field(default=None, ge=1, le=315360000, description="After this much training time.")

@@ -27,24 +27,22 @@ LabelMap = Annotated[dict[LabelKey, LabelValue], Field(max_length=64), NullIsAbs
 
 
 class Resources(SpecModel):
-    """What the Ray container asks for and may use. GPUs come from gpusPerReplica."""
+    """Resources of the Ray container. GPUs come from gpusPerReplica."""
 
-    requests: ResourceMap = Field(default={}, description="Such as {cpu: 8, memory: 64Gi}.")
-    limits: ResourceMap = Field(default={}, description="The most it may use.")
+    requests: ResourceMap = Field(default={}, description="E.g. {cpu: 8, memory: 64Gi}.")
+    limits: ResourceMap = Field(default={}, description="Upper limits.")
 
 
 class Toleration(SpecModel):
     """A taint that the pod tolerates."""
 
     key: Annotated[str, Field(max_length=317)] | None = Field(default=None, description="Taint key. Default: all.")
-    operator: Literal["Exists", "Equal"] = Field(default="Equal", description="How it is compared.")
+    operator: Literal["Exists", "Equal"] = Field(default="Equal", description="How to compare.")
     value: LabelValue | None = Field(default=None, description="Taint value (operator Equal).")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         default=None, description="Taint effect. Default: all."
     )
-    toleration_seconds: int | None = Field(
-        default=None, ge=0, le=315360000, description="NoExecute. Default: for ever."
-    )
+    toleration_seconds: int | None = Field(default=None, ge=0, le=315360000, description="NoExecute. Default: forever.")
 
 
 class KeyReference(SpecModel):
@@ -70,15 +68,15 @@ class EnvSource(SpecModel):
 
 
 class EnvVar(SpecModel):
-    """A variable. Secrets by reference only."""
+    """An environment variable. Secrets only by reference."""
 
     name: EnvName = Field(description="Its name.")
     value: Annotated[str, Field(max_length=4096)] | None = Field(default=None, description="Its value.")
-    value_from: EnvSource | None = Field(default=None, description="Or where it comes from.")
+    value_from: EnvSource | None = Field(default=None, description="Source of the value.")
 
 
 class VolumeMount(SpecModel):
-    """Where a volume appears."""
+    """A volume mount."""
 
     name: DnsLabel = Field(description="Its name.")
     mount_path: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^/[^:]*$")] = Field(
@@ -89,7 +87,7 @@ class VolumeMount(SpecModel):
 
 
 class LocalReference(SpecModel):
-    """An object of the namespace."""
+    """An object in the namespace."""
 
     name: DnsName = Field(description="Its name.")
 
@@ -104,10 +102,10 @@ class Topology(SpecModel):
 
 
 class Pod(SpecModel):
-    """How the pods of a pool look."""
+    """Settings of a pool's pods."""
 
     resources: Resources = Field(default=Resources(), description="CPU, memory and others.")
-    gpu_resource: LabelKey = Field(default="nvidia.com/gpu", description="As gpusPerReplica counts.")
+    gpu_resource: LabelKey = Field(default="nvidia.com/gpu", description="What gpusPerReplica counts.")
     shared_memory: Quantity | None = Field(
         default=None, description="/dev/shm, within the memory limit. Default: 30 % of it."
     )
@@ -119,7 +117,7 @@ class Pod(SpecModel):
     topology_spread_constraints: Annotated[Listed[FreeForm], Field(max_length=8)] = Field(
         default=(), description="As a pod's topologySpreadConstraints."
     )
-    topology: Topology | None = Field(default=None, description="Closeness; needs queueName.")
+    topology: Topology | None = Field(default=None, description="Proximity; needs queueName.")
     env: Annotated[Listed[EnvVar], Field(max_length=64), MapKeys(("name",))] = Field(
         default=(), description="Environment variables."
     )
@@ -127,17 +125,17 @@ class Pod(SpecModel):
         default=(), description="As a pod's volumes."
     )
     volume_mounts: Annotated[Listed[VolumeMount], Field(max_length=64), MapKeys(("mountPath",))] = Field(
-        default=(), description="Where volumes appear."
+        default=(), description="Volume mounts."
     )
-    labels: LabelMap = Field(default={}, description="More labels.")
-    annotations: AnnotationMap = Field(default={}, description="More annotations.")
+    labels: LabelMap = Field(default={}, description="Extra labels.")
+    annotations: AnnotationMap = Field(default={}, description="Extra annotations.")
     priority_class_name: DnsName | None = Field(default=None, description="Priority class.")
     runtime_class_name: DnsName | None = Field(default=None, description="Runtime class.")
     service_account_name: DnsName | None = Field(
         default=None, description="Its token is never mounted. Default: the namespace's."
     )
     image_pull_secrets: Annotated[Listed[LocalReference], Field(max_length=8), MapKeys(("name",))] = Field(
-        default=(), description="For pulling the image."
+        default=(), description="To pull the image."
     )
     template: FreeForm = Field(
         default={},
@@ -146,13 +144,13 @@ class Pod(SpecModel):
 
 
 class HeadPod(SpecModel):
-    """The head: the driver, Ray's own services, no GPU."""
+    """The head: driver and Ray's own services, no GPU."""
 
-    pod: Pod = Field(default=Pod(), description="How the head pod looks.")
+    pod: Pod = Field(default=Pod(), description="Settings of the head pod.")
 
 
 class Code(SpecModel):
-    """Python files of yours, mounted read-only on PYTHONPATH. Exactly one of configMap and pvc."""
+    """Your Python files, mounted read-only on PYTHONPATH. Set exactly one of configMap and pvc."""
 
     config_map: DnsName | None = Field(default=None, description="ConfigMap whose keys are file names.")
     pvc: DnsName | None = Field(default=None, description="PersistentVolumeClaim with the files.")

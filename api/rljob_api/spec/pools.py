@@ -33,13 +33,13 @@ BackendName = Annotated[str, Field(min_length=3, max_length=253, pattern=rf"^(fs
 
 
 class RolloutParallelism(SpecModel):
-    """How one engine is spread over GPUs."""
+    """How one engine is split over GPUs."""
 
-    tensor: int = Field(default=1, ge=1, le=1024, description="Tensor parallel size of one engine.")
+    tensor: int = Field(default=1, ge=1, le=1024, description="Tensor-parallel size of one engine.")
 
 
 class RolloutSpec(SpecModel):
-    """The pool of engines that sample responses."""
+    """Pool of inference engines that sample responses."""
 
     engine: Engine = Field(
         default="vllm",
@@ -49,109 +49,102 @@ class RolloutSpec(SpecModel):
         default=None,
         ge=1,
         le=4096,
-        description="Number of engines (placement separate; colocated takes the trainer's devices).",
+        description="Number of engines (placement separate; colocated uses the trainer's devices).",
     )
     min_replicas: Annotated[int | None, LIVE] = Field(
-        default=None, ge=1, le=4096, description="Training goes on while this many engines serve. Default: replicas."
+        default=None, ge=1, le=4096, description="Training continues while this many engines serve. Default: replicas."
     )
     max_replicas: Annotated[int | None, LIVE] = Field(
-        default=None, ge=1, le=4096, description="Upper end for scaling. Default: replicas."
+        default=None, ge=1, le=4096, description="Upper limit for scaling. Default: replicas."
     )
     gpus_per_replica: Annotated[int, SUSPENDED] = Field(
-        default=0, ge=0, le=64, description="GPUs of one engine, all in one pod. 0: on the CPU."
+        default=0, ge=0, le=64, description="GPUs per engine, all in one pod. 0: CPU."
     )
     parallelism: Annotated[RolloutParallelism, SUSPENDED] = Field(
-        default=RolloutParallelism(), description="How one engine is spread over GPUs."
+        default=RolloutParallelism(), description="How one engine is split over GPUs."
     )
-    max_response_tokens: int = Field(default=512, ge=1, le=16777216, description="Longest response, tokens.")
-    sampling: SamplingSpec = Field(default=SamplingSpec(), description="How tokens are drawn in training.")
-    environment: EnvironmentSpec = Field(
-        default=EnvironmentSpec(), description="What happens between a prompt and the end of its response."
-    )
+    max_response_tokens: int = Field(default=512, ge=1, le=16777216, description="Maximum response length, tokens.")
+    sampling: SamplingSpec = Field(default=SamplingSpec(), description="How training tokens are sampled.")
+    environment: EnvironmentSpec = Field(default=EnvironmentSpec(), description="How a prompt becomes an episode.")
     max_concurrent: Annotated[int | None, SUSPENDED] = Field(
-        default=None, ge=1, le=100000, description="Requests that run at once in one engine. Default: the engine's own."
+        default=None, ge=1, le=100000, description="Concurrent requests per engine. Default: the engine's own."
     )
     free_cache_engine: Annotated[bool, SUSPENDED] = Field(
         default=True, description="colocated: free the engine's KV cache and weights while the trainer works."
     )
     multiprocessing: Annotated[bool, SUSPENDED] = Field(
         default=False,
-        description="vllm: its core runs in a process of its own, beside the one that takes requests and results.",
+        description="vllm: run its core in its own process, apart from the one that handles requests and results.",
     )
     engine_args: Annotated[FreeForm, SUSPENDED] = Field(
-        default={}, description="Passed to vLLM's EngineArgs as they are (its own snake_case names)."
+        default={}, description="Passed unchanged to vLLM's EngineArgs (snake_case names)."
     )
     env: Annotated[EnvMap, SUSPENDED] = Field(default={}, description="Environment variables of the engines.")
-    pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")
+    pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="Settings of its pods.")
 
 
 class TrainerParallelism(SpecModel):
-    """How the ranks share the work: replicate x shard x context x tensor ranks. As many as context x tensor train on
-    the same sequences, others on others."""
+    """How ranks share the work: replicate x shard x context x tensor ranks. Each set of context x tensor ranks trains
+    on its own sequences."""
 
     shard: int | None = Field(
         default=None,
         ge=1,
         le=65536,
-        description="Groups of context x tensor ranks over which a copy of the weights is cut. Default: what remains.",
+        description="Sets of context x tensor ranks that one copy of the weights is sharded over. Default: the "
+        "remaining ones.",
     )
     replicate: int = Field(default=1, ge=1, le=65536, description="Copies of the weights (hybrid sharding).")
     context: int = Field(
         default=1,
         ge=1,
         le=256,
-        description="Ranks (groups of tensor ranks) that compute each row together, for long ones (Ulysses). Divides "
+        description="Ranks (or sets of tensor ranks) that share each sequence, for long ones (Ulysses). Must divide "
         "the heads.",
     )
     tensor: int = Field(
         default=1,
         ge=1,
         le=64,
-        description="Neighbouring ranks that compute each layer together, with a part of every matrix. Divides the "
-        "heads and the key heads.",
+        description="Neighbouring ranks that share each layer, with a part of every matrix. Must divide the heads "
+        "and key heads.",
     )
 
 
 class OptimizerSpec(SpecModel):
-    """An optimizer and its schedule. A step is one version of the policy, as everywhere."""
+    """Optimizer and schedule. A step is one version of the policy, as everywhere."""
 
     type: Literal["adamw", "muon"] = Field(
         default="adamw", description="muon: for the layers' matrices, AdamW for the rest (arXiv:2502.16982)."
     )
     learning_rate: float = Field(default=1e-6, gt=0, le=1, description="Peak learning rate.")
-    warmup_steps: int = Field(
-        default=0, ge=0, le=10000000, description="Steps over which the rate grows linearly to its peak."
-    )
+    warmup_steps: int = Field(default=0, ge=0, le=10000000, description="Steps of linear warm-up to the peak.")
     schedule: Schedule = Field(
         default="constant",
-        description="After the warm-up. cosine, linear: falls to minLearningRateRatio at the end of training.",
+        description="After warm-up. cosine, linear: decay to minLearningRateRatio at the end of training.",
     )
     min_learning_rate_ratio: float = Field(
-        default=0.0, ge=0, le=1, description="Last rate as a share of the peak (cosine, linear)."
+        default=0.0, ge=0, le=1, description="Final rate as a fraction of the peak (cosine, linear)."
     )
     weight_decay: float = Field(default=0.01, ge=0, le=1, description="Decoupled weight decay.")
     betas: Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=2, max_length=2, strict=False)
-    ] = Field(default=(0.9, 0.999), description="AdamW: decay rates of both moments.")
+    ] = Field(default=(0.9, 0.999), description="AdamW: decay rates of the two moments.")
     epsilon: float = Field(default=1e-8, gt=0, le=1, description="Added to the divisor.")
-    gradient_clip: float = Field(
-        default=1.0, ge=0, le=1000000, description="Largest norm of the gradient. 0 turns it off."
-    )
+    gradient_clip: float = Field(default=1.0, ge=0, le=1000000, description="Maximum gradient norm. 0 turns it off.")
 
 
 class TrainerSpec(SpecModel):
-    """The pool of ranks that train."""
+    """Pool of trainer ranks."""
 
     backend: BackendName = Field(
         default="fsdp2",
-        description="What trains: fsdp2 (PyTorch's fully sharded data parallelism), or a class as module:Class.",
+        description="Training backend: fsdp2 (PyTorch fully sharded data parallel), or your class as module:Class.",
     )
     replicas: Annotated[int, SUSPENDED] = Field(
-        default=1, ge=1, le=4096, description="Number of pods; each has one rank a GPU (one rank without GPU)."
+        default=1, ge=1, le=4096, description="Number of pods, each with one rank per GPU (one rank without GPUs)."
     )
-    gpus_per_replica: Annotated[int, SUSPENDED] = Field(
-        default=0, ge=0, le=64, description="GPUs of one replica. 0: on the CPU."
-    )
+    gpus_per_replica: Annotated[int, SUSPENDED] = Field(default=0, ge=0, le=64, description="GPUs per replica. 0: CPU.")
     parallelism: Annotated[TrainerParallelism, SUSPENDED] = Field(
         default=TrainerParallelism(), description="How the ranks share the work."
     )
@@ -160,14 +153,14 @@ class TrainerSpec(SpecModel):
         default=16384,
         ge=1,
         le=16777216,
-        description="Tokens in one forward and backward pass of a rank. Changes memory and speed, never the result.",
+        description="Tokens per forward and backward pass of a rank. Affects memory and speed, never the result.",
     )
     activation_checkpointing: Annotated[bool, SUSPENDED] = Field(
-        default=False, description="Compute activations again in the backward pass: less memory, a third more work."
+        default=False, description="Recompute activations in the backward pass: less memory, a third more compute."
     )
     compile: Annotated[bool, SUSPENDED] = Field(
         default=False,
-        description="Layers and log-probs through torch.compile: fewer passes over memory, a minute or two to compile.",
+        description="Run layers and log-probs through torch.compile: fewer memory passes, a minute or two to compile.",
     )
     offload: Annotated[bool, SUSPENDED] = Field(
         default=False, description="Keep optimizer state and idle models in host memory."
@@ -176,23 +169,24 @@ class TrainerSpec(SpecModel):
         default=None,
         ge=1,
         le=16777216,
-        description="Tokens whose logits exist at once. Default: for the cache (CPU); 1 GiB at most, a 64th of a GPU.",
+        description="Tokens whose logits are in memory at once. Default: sized for the cache (CPU); at most 1 GiB or "
+        "1/64 of a GPU.",
     )
     env: Annotated[EnvMap, SUSPENDED] = Field(default={}, description="Environment variables of the ranks.")
-    pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")
+    pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="Settings of its pods.")
 
 
 class RewardModelPool(SpecModel):
-    """The pool that computes the reward models of reward.functions: each replica has all of them."""
+    """Pool that computes the reward models of reward.functions. Each replica has all of them."""
 
     replicas: Annotated[int, LIVE] = Field(
-        default=1, ge=1, le=4096, description="Number of replicas; training goes on while one is there."
+        default=1, ge=1, le=4096, description="Number of replicas. Training continues while one is up."
     )
     gpus_per_replica: Annotated[int, SUSPENDED] = Field(
-        default=0, ge=0, le=1, description="GPUs of one replica. 0: on the CPUs of its pod, one thread for each."
+        default=0, ge=0, le=1, description="GPUs per replica. 0: the pod's CPUs, one thread each."
     )
     env: Annotated[EnvMap, SUSPENDED] = Field(default={}, description="Environment variables of the replicas.")
-    pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")
+    pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="Settings of its pods.")
 
 
 class JudgeModel(SpecModel):
@@ -200,51 +194,51 @@ class JudgeModel(SpecModel):
 
     source: Location = Field(description="Path, hub id or pvc://claim/path.")
     revision: ShortText | None = Field(default=None, description="Branch, tag or commit of a hub id.")
-    dtype: Dtype = Field(default="auto", description="Of the weights. auto: bfloat16 on GPU, float32 on CPU.")
+    dtype: Dtype = Field(default="auto", description="Weight dtype. auto: bfloat16 on GPU, float32 on CPU.")
     chat_template: LongText | None = Field(
-        default=None, description="Jinja chat template that replaces the tokenizer's own."
+        default=None, description="Jinja chat template that replaces the tokenizer's."
     )
 
 
 class JudgePool(SpecModel):
-    """The pool of engines that serves the judges of reward.functions without a baseUrl."""
+    """Pool of engines for the judges in reward.functions without a baseUrl."""
 
-    model: Annotated[JudgeModel, NEVER] = Field(description="Which model judges.")
+    model: Annotated[JudgeModel, NEVER] = Field(description="The judge model.")
     engine: Engine = Field(default="vllm", description="vllm, or torch for small models and CPUs.")
     replicas: Annotated[int, LIVE] = Field(
-        default=1, ge=1, le=4096, description="Number of engines; training goes on while one is there."
+        default=1, ge=1, le=4096, description="Number of engines. Training continues while one is up."
     )
     gpus_per_replica: Annotated[int, SUSPENDED] = Field(
-        default=0, ge=0, le=64, description="GPUs of one engine, all in one pod. 0: on the CPU."
+        default=0, ge=0, le=64, description="GPUs per engine, all in one pod. 0: CPU."
     )
     parallelism: Annotated[RolloutParallelism, SUSPENDED] = Field(
-        default=RolloutParallelism(), description="How one engine is spread over GPUs."
+        default=RolloutParallelism(), description="How one engine is split over GPUs."
     )
     max_concurrent: Annotated[int | None, SUSPENDED] = Field(
-        default=None, ge=1, le=100000, description="Questions at once in one engine. Default: the engine's own."
+        default=None, ge=1, le=100000, description="Concurrent questions per engine. Default: the engine's own."
     )
     max_context_tokens: Annotated[int | None, SUSPENDED] = Field(
         default=None,
         ge=1,
         le=16777216,
-        description="Longest question and answer together, in its tokens. Default: the model's context.",
+        description="Maximum length of question plus answer, in its tokens. Default: the model's context.",
     )
     engine_args: Annotated[FreeForm, SUSPENDED] = Field(
-        default={}, description="Passed to vLLM's EngineArgs as they are (its own snake_case names)."
+        default={}, description="Passed unchanged to vLLM's EngineArgs (snake_case names)."
     )
     env: Annotated[EnvMap, SUSPENDED] = Field(default={}, description="Environment variables of the engines.")
-    pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")
+    pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="Settings of its pods.")
 
 
 class WeightsSpec(SpecModel):
-    """How weights go from trainer to engines."""
+    """How weights are synced from trainer to engines."""
 
     bucket_megabytes: int = Field(
-        default=256, ge=1, le=65536, description="Size of one bucket (MiB); two exist in each process at a time."
+        default=256, ge=1, le=65536, description="Bucket size (MiB). Each process holds two at a time."
     )
     canaries: int = Field(
-        default=4, ge=0, le=64, description="Sequences scored by trainer and engines after a publication. 0: none."
+        default=4, ge=0, le=64, description="Sequences that trainer and engines score after each publication. 0: none."
     )
     canary_tolerance: float = Field(
-        default=0.1, gt=0, le=100, description="Mean |log-prob difference| beyond which an engine is reloaded."
+        default=0.1, gt=0, le=100, description="Mean |log-prob difference| above which an engine is reloaded."
     )

@@ -17,6 +17,8 @@ from rljob_api import JobInvalid, Violation
 from rljob_trainer import cli
 from rljob_trainer.errors import DataError, DeadlineError, JobFileError
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
 
 @pytest.fixture
 def verb(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
@@ -133,6 +135,64 @@ def test_verbs_have_a_first_line(name: str) -> None:
     assert (module.__doc__ or "").splitlines()[0].endswith(".")
 
 
+FIRST_LINES = """
+import os, sys
+from types import SimpleNamespace
+
+class Said(BaseException):
+    pass
+
+class First:
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        if text.strip():
+            slow = {{"torch", "ray", "transformers", "vllm"}} & set(sys.modules)
+            os.write(1, f"{{sorted(slow)}} {{text.splitlines()[0]}}\\n".encode())
+            raise Said
+        return len(text)
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+sys.stdout, sys.stderr = First(sys.stdout), First(sys.stderr)
+from rljob_trainer.driver import finished
+found = SimpleNamespace(checkpoint=SimpleNamespace(step=3), lora=None)
+finished.find_trained = lambda *args, **kwargs: found
+from rljob_trainer.cli import main
+for arguments in {commands!r}:
+    try:
+        main(arguments.split())
+    except Said:
+        pass
+"""
+
+
+def test_every_command_says_something_before_it_imports_what_takes_seconds(tmp_path: Path) -> None:
+    """In one process, since a command that imports something spoils it for those after it too."""
+    (tmp_path / "job.yaml").write_text((EXAMPLES / "quickstart.yaml").read_text())
+    first = {
+        "explain reward.functions.type": "KIND:     RLJob",
+        "validate job.yaml": "job.yaml: valid",
+        "render job.yaml --set checkpoint.uri=pvc://results/runs": "apiVersion: v1",
+        "status run": "rljob status: run/status.json cannot be read",
+        "plan job.yaml --generation 1 --training 1 --steps 4": "responses: exponential",
+        "plan job.yaml --memory --gpu-memory 80Gi": "the random model: ",
+        "run job.yaml --output out": "quickstart: valid; loading PyTorch and Ray",
+        "eval job.yaml": "quickstart: validation on held-out; loading PyTorch and Ray",
+        "export run --to out": "step 3 of run; loading PyTorch",
+        "drive job.yaml --attempt 1 --generation 1 --token-file token": "attempt 1: loading PyTorch and Ray",
+    }
+    assert {command.split()[0] for command in first} == {*cli.VERBS, "render"}
+    code = FIRST_LINES.format(commands=list(first))
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    said = ran.stdout.splitlines()
+    assert len(said) == len(first), ran.stderr
+    for line, expected in zip(said, first.values(), strict=True):
+        assert line.startswith(f"[] {expected}")
+
+
 BASE_ONLY = """
 import sys
 
@@ -194,7 +254,7 @@ def test_without_the_trainer_job_files_are_validated_by_themselves(tmp_path: Pat
     assert (valid, first) == (f"{job}: valid by itself", "> validate 0")
     assert wrong.startswith("spec.batch.groups: ")
     assert second == "> validate 64"
-    assert ran.stderr.count("what job files name was not looked at: that needs the module ") == 2
+    assert ran.stderr.count("what the job file names was not looked at: that needs the module ") == 2
 
 
 def test_extras_bring_what_they_are_said_to_bring() -> None:

@@ -75,6 +75,27 @@ def test_every_field_can_be_explained(capsys: pytest.CaptureFixture[str], path: 
     assert "DESCRIPTION:" in text
 
 
+@pytest.mark.parametrize("name", ["maxAge", "staleness.maxAge"])
+def test_a_field_is_found_wherever_it_is(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert page(capsys, name) == page(capsys, "spec.pipeline.staleness.maxAge")
+
+
+def test_all_fields_of_a_name_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert page(capsys, "learningRate").splitlines() == [
+        "There are 2 of that name:",
+        "  spec.algorithm.critic.learningRate\t<number>",
+        "    Peak learning rate. Default: 1e-5.",
+        "  spec.trainer.optimizer.learningRate\t<number>",
+        "    Peak learning rate.",
+    ]
+    assert "  spec.trainer.pod.nodeSelector\t<map[string]string>\n" in page(capsys, "nodeSelector")
+    assert ".pod." not in page(capsys, "name")
+
+
+def test_a_preset_is_found_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert page(capsys, "dapo") == page(capsys, "algorithm.presets.dapo")
+
+
 def test_methods_and_their_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     text = page(capsys, "algorithm.policyLoss")
     assert "  ppoClip: clipLow 0.2, clipHigh 0.2, dualClip off" in text
@@ -124,6 +145,9 @@ def test_dapo_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("trainer.optimiser", "did you mean optimizer?"),
         ("rollout.sampling.topp", "did you mean topP?"),
+        ("trainer.lr", "did you mean spec.trainer.optimizer.learningRate?"),
+        ("maxage", "did you mean spec.pipeline.staleness.maxAge?"),
+        ("fullyAsync", "it is a value of spec.pipeline.mode"),
         ("spec.zzz", "its fields are image, model"),
         ("suspend.more", "spec.suspend has no fields"),
         ("algorithm.presets.dpo", "did you mean dapo?"),

@@ -111,7 +111,7 @@ def test_what_is_not_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "spec.model.random: memory is known of the families llama, mistral" in capsys.readouterr().err
     folder = folder_with(tmp_path, model_type="gpt_oss")
     assert main(["plan", JOB, "--memory", "--model", str(folder)]) == 64
-    assert "the model type 'gpt_oss' is not among llama, mistral, qwen2, qwen3" in capsys.readouterr().err
+    assert "the model type 'gpt_oss' is not one of llama, mistral, qwen2, qwen3" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["plan", JOB, "--memory", "--gpu-memory", "plenty"])
     said = " ".join(capsys.readouterr().err.split())

@@ -302,6 +302,12 @@ def test_custom_reward_without_module(edited: Edit) -> None:
     one(custom(edited, "absent_rewards:score"), "spec.reward.functions[0].function", "no module absent_rewards")
 
 
+def test_a_function_is_in_a_module_and_not_in_a_file(edited: Edit) -> None:
+    file = edited("{type: gsm8k}", "{type: custom, function: 'rewards.py:positions'}")
+    (file.parent / "rewards.py").write_text("def positions(response): return 1.0\n")
+    one(file, "spec.reward.functions[0].function", "write the module, without .py: rewards:positions")
+
+
 def test_custom_reward_is_found_and_not_run(edited: Edit, folder: Path) -> None:
     (folder / "my_rewards.py").write_text("raise SystemExit('it was run')\ndef score(response): return 1\n")
     assert found(custom(edited, "my_rewards:score")) == []
@@ -541,7 +547,7 @@ def test_a_chat_template_that_refuses_a_row(edited: Edit, folder: Path) -> None:
     one(file, "spec.data.train.source", "line 1: the chat template cannot render the prompt (one turn)")
 
 
-@pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}?", "{{ messages[0].content }}<unk>"])
+@pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}?", "{{ messages[0].content }}</s>"])
 def test_prompts_are_held_against_the_characters_as_the_chat_template_writes_them(
     edited: Edit, folder: Path, template: str
 ) -> None:

@@ -29,7 +29,7 @@ def test_every_violation_is_a_line(edited: Edit, capsys: pytest.CaptureFixture[s
     assert captured.out.splitlines() == [
         'metadata.name: "Tiny" does not have the right form; '
         "use lower-case letters, digits and '-', with a letter or digit at both ends",
-        "spec.algorithm.critic.valueClip: -1 is too small; allowed is 0 to 1000000",
+        "spec.algorithm.critic.valueClip: -1 is too small; must be 0 to 1000000",
     ]
     assert captured.err == ""
 
@@ -113,15 +113,33 @@ def paths(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line.split(": ")[0] for line in captured.out.splitlines()]
 
 
-def test_several_files_are_told_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "bad.yaml").write_text((folder / "job.yaml").read_text().replace("preset: grpo", "preset: gro"))
-    (folder / "worse.yaml").write_text("a: [\n")
-    assert main(["validate", "job.yaml", "bad.yaml", "worse.yaml", "absent.yaml"]) == 64
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "job.yaml: valid"
-    assert lines[1].startswith("bad.yaml:13: spec.algorithm.preset: ")
-    assert lines[2].startswith("worse.yaml, line 2, column 1: ")
-    assert lines[3] == "absent.yaml: cannot be read (No such file or directory); check the path"
+def test_several_files_are_one_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As for run, plan, eval and render."""
+    (folder / "longer.yaml").write_text("spec:\n  stop: {steps: 900}\n")
+    (folder / "wrong.yaml").write_text("spec:\n  algorithm: {preset: gro}\n")
+    assert main(["validate", "job.yaml", "longer.yaml"]) == 0
+    assert main(["validate", "job.yaml", "longer.yaml", "wrong.yaml"]) == 64
+    assert main(["validate", "job.yaml", "absent.yaml"]) == 64
+    valid, wrong, absent = capsys.readouterr().out.splitlines()
+    assert valid == "job.yaml + longer.yaml: valid"
+    assert wrong.startswith("spec.algorithm.preset: ")
+    assert absent == "absent.yaml: cannot be read (No such file or directory); check the path"
+
+
+@pytest.mark.parametrize(
+    "verb", [["validate"], ["run"], ["eval"], ["plan", "--generation=1", "--training=1"], ["render"]], ids=" ".join
+)
+def test_a_whole_job_is_not_laid_over_another(
+    folder: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
+) -> None:
+    """What a shell makes of `jobs/*.yaml`."""
+    (folder / "other.yaml").write_text((folder / "job.yaml").read_text())
+    assert main([*verb, "job.yaml", "other.yaml"]) == 64
+    captured = capsys.readouterr()
+    assert (
+        "other.yaml, line 2: is an object of its own, and every file after the first is laid over the job in that; "
+        "give each job to a call of its own, or leave apiVersion and kind out of an overlay\n"
+    ) in captured.out + captured.err
 
 
 def test_several_jobs_of_one_file_are_told_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +173,7 @@ def test_a_file_that_is_no_job_is_named_also_when_it_is_the_only_one(
 def test_assignments_are_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "job.yaml", "--set", "stop.steps=5", "--quiet"]) == 0
     assert main(["validate", "job.yaml", "--set", "stop.steps=0"]) == 64
-    assert capsys.readouterr().out == "spec.stop.steps: 0 is too small; allowed is 1 to 100000000\n"
+    assert capsys.readouterr().out == "spec.stop.steps: 0 is too small; must be 1 to 100000000\n"
 
 
 def test_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

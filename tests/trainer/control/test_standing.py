@@ -128,11 +128,14 @@ def test_a_run_that_a_signal_has_ended_was_interrupted_and_says_how_it_goes_on()
     options = RunOptions(Path("run"), Path())
     ending = Ending("stopped", "SIGINT at step 21", signal.SIGINT)
     standing = standing_of(Waits(lambda: 0.0))
-    standing.ended("failed", ending.reason, ending.exit_code, told=ending.told, onwards=options.onwards)
+    standing.ended("failed", ending.reason, ending.exit_code, told=ending.told, onwards=options.onwards(saved=True))
     said = "the run is over: interrupted, SIGINT at step 21; the same command continues the run"
     assert standing.status().doing == said
-    assert replace(options, resume="never").onwards == "the same command without --resume continues the run"
-    assert replace(options, keeps_state=False).onwards == ""
+    never = replace(options, resume="never")
+    assert never.onwards(saved=True) == "the same command without --resume continues the run"
+    assert never.onwards(saved=False) == "nothing was saved yet: the same command begins anew"
+    assert replace(options, keeps_state=False).onwards(saved=True) == ""
+    assert replace(options, storage=Path("/mnt")).onwards(saved=False) == "the next attempt begins anew"
 
 
 def test_the_pool_of_reward_models_is_told_in_status_and_metrics() -> None:

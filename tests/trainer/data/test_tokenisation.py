@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rljob_trainer.data.chat import response_decoder, text_encoder
+from rljob_trainer.data.chat import ChatTemplate, response_decoder, text_encoder
 from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
 from rljob_trainer.errors import DataError, JobFileError
 from rljob_trainer.models.tokenizer import character_tokenizer
@@ -33,8 +33,8 @@ DATED = "{% macro today() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}{{ today
 
 
 def ids(text: str) -> tuple[int, ...]:
-    """Written out: begin token 1, then one id per character from 4 on."""
-    return (1, *(4 + LETTERS.index(character) for character in text))
+    """Written out: token 0 begins, then one id per character from 1 on."""
+    return (0, *(1 + LETTERS.index(character) for character in text))
 
 
 def encode(e: PromptEncoder, *rows: dict[str, Any]) -> list[Any]:
@@ -77,13 +77,13 @@ def test_values_of_a_template_are_not_templates() -> None:
 
 def test_the_chat_template_is_rendered_as_written_by_hand_and_the_begin_token_comes_once() -> None:
     (prompt,) = encode(encoder(CHAT, system_prompt="Be brief."), {"question": "1+2?"})
-    assert prompt.text == "<s>system: Be brief.|user: 1+2?|assistant:"
+    assert prompt.text == "</s>system: Be brief.|user: 1+2?|assistant:"
     assert prompt.token_ids == ids("system: Be brief.|user: 1+2?|assistant:")
 
 
 def test_chat_auto_follows_the_tokenizer_and_never_ignores_it() -> None:
     row = {"question": "1+2?"}
-    assert encode(encoder(CHAT), row)[0].text == "<s>user: 1+2?|assistant:"
+    assert encode(encoder(CHAT), row)[0].text == "</s>user: 1+2?|assistant:"
     assert encode(encoder(CHAT, chat="never"), row)[0].text == "1+2?"
     assert encode(encoder(None), row)[0].text == "1+2?"
     with pytest.raises(JobFileError, match=r"spec\.data\.chat: always needs a tokenizer with a chat template"):
@@ -99,7 +99,7 @@ def test_a_column_may_hold_chat_messages() -> None:
         {"role": "user", "content": "c"},
     ]
     (prompt,) = encode(encoder(CHAT), {"question": messages})
-    assert prompt.text == "<s>user: a|assistant: b|user: c|assistant:"
+    assert prompt.text == "</s>user: a|assistant: b|user: c|assistant:"
     with pytest.raises(DataError, match=r"file, line 0: the prompt is a list of chat messages"):
         encode(encoder(None), {"question": messages})
 
@@ -229,10 +229,10 @@ def test_a_token_for_what_is_unknown_that_is_also_another_one_is_no_unknown_char
     assert prompt.token_ids == (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("question", ["<unk>", "1<unk><unk>2"])
+@pytest.mark.parametrize("question", ["</s>", "1</s></s>2"])
 def test_a_token_for_what_is_unknown_that_the_text_holds_is_no_unknown_character(question: str) -> None:
     (prompt,) = encode(encoder(), {"question": question})
-    assert prompt.token_ids.count(3) == question.count("<unk>")
+    assert prompt.token_ids.count(0) == 1 + question.count("</s>")
     with pytest.raises(DataError, match="the tokenizer does not know every character"):
         encode(encoder(), {"question": f"{question}ü"})
 
@@ -275,7 +275,19 @@ def test_texts_are_those_that_the_tokenizers_own_call_gives(make: Any, clean_up:
     tokenizer.clean_up_tokenization_spaces = clean_up
     draw = random.Random(tokens)
     responses = [[draw.randrange(len(tokenizer)) for _ in range(tokens)] for _ in range(3)]
-    assert response_decoder(tokenizer)(responses) == tokenizer.batch_decode(responses, skip_special_tokens=True)
+    stops = {tokenizer.eos_token_id, 7}
+    expected = [[id for id in ids if id not in stops] for ids in responses]
+    assert response_decoder(tokenizer, stops)(responses) == tokenizer.batch_decode(expected)
+    plain = tokenizer.batch_decode(responses, skip_special_tokens=True)
+    assert [ChatTemplate(tokenizer).decode(ids) for ids in responses] == plain
+
+
+def test_a_response_shows_the_special_tokens_in_it_but_those_that_end_an_answer() -> None:
+    """Of a model that has written padding into the first of its answers."""
+    tokenizer = character_tokenizer("ab", 64)
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    decode = response_decoder(tokenizer, [0])
+    assert decode([[1, 3, 2, 0, 1, 0], [0], [], [2, 2]]) == ["a<pad>ba", "", "", "bb"]
 
 
 @pytest.mark.parametrize(

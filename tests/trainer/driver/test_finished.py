@@ -16,7 +16,7 @@ from rljob_trainer.driver.finished import find_trained, load_actor
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.models import materialise
-from rljob_trainer.record.output import MODEL
+from rljob_trainer.record.output import START
 from rljob_trainer.telemetry.run_folder import JOB
 
 NOT_DRAWN = 0.375
@@ -26,7 +26,7 @@ NOT_DRAWN = 0.375
 async def trained(output: Path, optimizer: Literal["adamw", "muon"], critic: bool) -> None:
     """The output folder of a run after one update: its model, its job, and a checkpoint."""
     random = RandomModel(hiddenSize=32, layers=2, heads=1, contextLength=16, tokenizer=RandomTokenizer(characters="01"))
-    model = materialise(Model(random=random), output / MODEL)
+    model = materialise(Model(random=random), output / START)
     settings = OptimizerSettings(optimizer)
     rank = Fsdp2().start(LearnerSettings(model.path, actor=settings, critic=settings if critic else None))
     with torch.no_grad():

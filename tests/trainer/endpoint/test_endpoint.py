@@ -210,9 +210,7 @@ async def test_a_call_that_is_only_thought_of_is_none(endpoint: Endpoint, log: E
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 2}, "n"),
-    ({"temperature": 0.5}, "temperature"),
-    ({"top_p": 0.9}, "top_p"),
-    ({"stop": ["x"]}, "stop"),
+    ({"temperature": "hot"}, "temperature"),
     ({"seed": 1}, "seed"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"frequency_penalty": 0.1}, "frequency_penalty"),
@@ -259,6 +257,29 @@ async def test_what_has_no_meaning_here_is_refused_by_its_name(endpoint: Endpoin
 
     episode, _ = await played(agent, model, endpoint, log)
     assert len(episode.leaves) == 1
+
+
+async def test_the_job_s_sampling_counts_whatever_a_client_asks_for_which_is_said_once(
+    endpoint: Endpoint, log: EpisodeLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The clients of most agents have a temperature of their own, and one that is right in training is wrong in
+    validation."""
+    model = Scripted("It is 42, Observation: 43")
+
+    async def agent(client: ClientSettings) -> None:
+        async with openai_of(client) as api:
+            for _ in range(2):
+                wishes: Any = {"temperature": 0.5, "top_p": 0.9, "stop": ["Observation:"]}
+                completion = await api.chat.completions.create(**BODY, **wishes)
+                assert completion.choices[0].message.content == model.texts[0]
+
+    episode, _ = await played(agent, model, endpoint, log)
+    assert [leaf.tokens.ids.tolist() for leaf in episode.leaves] == [said(model.texts[0])] * 2
+    assert [record.getMessage() for record in caplog.records if "asks for" in record.getMessage()] == [
+        "an agent asks for temperature 0.5, and answers are drawn as the job says: 1 (said once a run)",
+        "an agent asks for top_p 0.9, and answers are drawn as the job says: 1 (said once a run)",
+        "an agent asks for stop ['Observation:'], and answers go on until the model ends them itself (said once a run)",
+    ]
 
 
 async def test_a_body_that_is_none_and_a_path_that_is_none_are_told_so(endpoint: Endpoint, log: EpisodeLog) -> None:

@@ -48,13 +48,13 @@ def test_facts_of_the_folder_are_those_of_the_spec_and_the_loaded_model(tmp_path
     made = materialise(spec(family=family, tieEmbeddings=tie, kvHeads=1, intermediateSize=96), tmp_path / "model")
     assert (made.family, made.context_length, made.tied) == (family, 32, tie)
     assert (made.hidden_size, made.layers, made.heads, made.kv_heads, made.head_dim) == (64, 2, 2, 1, 32)
-    assert made.vocabulary_size == 4 + len(CHARACTERS)
+    assert made.vocabulary_size == 1 + len(CHARACTERS)
     assert made.pad_token_id == 0
-    assert made.eos_token_ids == (2,)
+    assert made.eos_token_ids == (0,)
     # By hand: embedding, per layer q/o 64x64, k/v 64x32, three feed-forward matrices, two norms; last norm.
     more = {"llama": 0, "qwen2": 64 + 32 + 32, "gemma2": 2 * 64, "gemma3_text": 2 * 64 + 2 * 32}[family]
     layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64 + more
-    assert made.parameters == 16 * 64 * (1 if tie else 2) + 2 * layer + 64
+    assert made.parameters == 13 * 64 * (1 if tie else 2) + 2 * layer + 64
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,20 @@ def test_character_tokenizer_gives_one_token_per_character_and_the_text_back(tmp
     )
     text = " b\n\n{a}  é<s/>a "
     for token in ("<", "s", ">"):
-        assert tokenizer.convert_tokens_to_ids(token) == 4 + characters.index(token)
-    plain = text.replace("<s", "s<")  # "<s>" itself is the begin token
-    ids = tokenizer(plain)["input_ids"]
-    assert ids == [1] + [4 + characters.index(c) for c in plain]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == plain
-    assert tokenizer("z", add_special_tokens=False)["input_ids"] == [tokenizer.unk_token_id]
+        assert tokenizer.convert_tokens_to_ids(token) == 1 + characters.index(token)
+    ids = tokenizer(text)["input_ids"]
+    assert ids == [0] + [1 + characters.index(c) for c in text]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_a_model_with_a_character_tokenizer_generates_nothing_but_its_characters_and_the_end(tmp_path: Path) -> None:
+    """Else a token that shows in no text would be part of its answers."""
+    made = materialise(spec(), tmp_path / "m")
+    tokenizer = AutoTokenizer.from_pretrained(made.path)
+    assert tokenizer.convert_ids_to_tokens(range(made.vocabulary_size)) == ["</s>", *CHARACTERS]
+    assert made.eos_token_ids == (0,)
+    assert set(tokenizer.all_special_ids) == {0}
+    assert tokenizer("z", add_special_tokens=False)["input_ids"] == [0]
 
 
 def test_a_folder_made_from_the_same_spec_is_reused_and_another_spec_replaces_it(tmp_path: Path) -> None:
@@ -147,13 +155,13 @@ def test_chat_template_of_the_job_replaces_the_tokenizers_and_the_weights_are_li
 def test_a_random_model_may_take_the_tokenizer_of_a_folder(tmp_path: Path) -> None:
     materialise(spec(), tmp_path / "here")
     made = materialise(spec(tokenizer={"source": "here"}), tmp_path / "model", base=tmp_path)
-    assert AutoTokenizer.from_pretrained(made.path)("1+2=")["input_ids"] == [1, 5, 14, 6, 15]
+    assert AutoTokenizer.from_pretrained(made.path)("1+2=")["input_ids"] == [0, 2, 11, 3, 12]
 
 
 def test_end_tokens_of_generation_settings_configuration_and_tokenizer_all_count(tmp_path: Path) -> None:
     made = materialise(spec(), tmp_path / "model")
     (made.path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 2]}))
-    assert read_folder(made.path).eos_token_ids == (9, 2)
+    assert read_folder(made.path).eos_token_ids == (9, 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +201,7 @@ def test_shapes_that_do_not_divide_are_refused_and_leave_nothing_behind(tmp_path
 def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
     small = materialise(spec(), tmp_path / "small")
     large = materialise(spec(tokenizer={"characters": CHARACTERS + "abc"}), tmp_path / "large")
-    with pytest.raises(JobFileError, match="has 19 tokens, but the model's embedding only 16 rows"):
+    with pytest.raises(JobFileError, match="has 16 tokens, but the model's embedding only 13 rows"):
         materialise(Model(source=str(small.path), tokenizer=str(large.path)), tmp_path / "both")
 
 
@@ -238,7 +246,7 @@ def config_with(folder: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab_size": 15}, r"has the shape \[16, 64\], and config.json speaks of \[15, 64\] \(vocab_size"),
+        ({"vocab_size": 12}, r"has the shape \[13, 64\], and config.json speaks of \[12, 64\] \(vocab_size"),
         ({"num_hidden_layers": 3}, "config.json: num_hidden_layers = 3, but .* holds the weights of 2"),
         ({"num_hidden_layers": 1}, "config.json: num_hidden_layers = 1, but .* holds the weights of 2"),
         ({"intermediate_size": 100}, r"gate_proj.weight has the shape .*intermediate_size"),
@@ -263,9 +271,9 @@ def test_a_models_own_tokenizer_that_is_larger_than_its_embedding_is_refused(tmp
     made = materialise(spec(), tmp_path / "model")
     file = made.path / "tokenizer.json"
     content = json.loads(file.read_text())
-    content["model"]["vocab"] |= {"more": 16}
+    content["model"]["vocab"] |= {"more": 13}
     file.write_text(json.dumps(content))
-    with pytest.raises(JobFileError, match="has 17 tokens, but the model's embedding only 16 rows"):
+    with pytest.raises(JobFileError, match="has 14 tokens, but the model's embedding only 13 rows"):
         materialise(Model(source=str(made.path)), tmp_path / "unused")
 
 

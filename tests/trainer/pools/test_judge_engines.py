@@ -283,7 +283,7 @@ def test_its_own_chat_template_replaces_the_tokenizers(folder: Path) -> None:
     pool = JudgePool.model_validate({"model": model, "engine": "torch", "maxContextTokens": 100})
     judge = served_judge(pool, Path())
     assert judge.chat.render([{"role": "user", "content": "a"}]) == "mine: a"
-    assert (judge.context, judge.stop_token_ids) == (100, (2,))
+    assert (judge.context, judge.stop_token_ids) == (100, (0,))
 
 
 async def test_questions_that_queue_behind_answered_ones_are_not_late(folder: Path) -> None:

@@ -73,6 +73,18 @@ def test_a_run_none_of_whose_checkpoints_can_be_used_does_not_begin_anew_by_itse
     assert (folder / "earlier-1/checkpoints/step-00000002").is_dir()
 
 
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("{}")
+    (tmp_path / ".lock").touch()
+    begun, told = start(tmp_path)
+    assert begun == Start(None, own=False)
+    assert told == [
+        f"an earlier run in {tmp_path} ended before its first checkpoint, so this one begins anew",
+        f"what an earlier run left here is now in {tmp_path / 'earlier-1'}",
+    ]
+    assert start(tmp_path)[1] == []
+
+
 @pytest.mark.parametrize("steps", [(2,), (1, 2)])
 def test_a_checkpoint_of_another_version_is_not_stepped_over(folder: Path, steps: tuple[int, ...]) -> None:
     for step in steps:

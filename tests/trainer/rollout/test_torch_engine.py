@@ -352,6 +352,9 @@ def test_an_engine_holds_a_manifest_from_an_update_on_until_its_weights_are_give
     with pytest.raises(EngineError, match="before the update"):
         engine.wake()
     engine.begin_update()
+    with pytest.raises(EngineError, match=rf"version 2 lacks {len(named)} parameters"):
+        engine.finish_update(2, manifest)
+    engine.load(named.items())
     engine.finish_update(2, manifest)
     engine.wake()
     assert (engine.version, engine.manifest) == (2, manifest)
@@ -436,6 +439,8 @@ def test_an_update_that_does_not_fit_names_the_parameter(llama_folder: Path, lla
     engine.begin_update()
     with pytest.raises(EngineError, match=r"received model\.norm\.weight of shape \(3,\).*shape \(64,\)"):
         engine.load([("model.norm.weight", torch.ones(3))])
+    with pytest.raises(EngineError, match=r"received model\.norm\.weight .*bfloat16, but its model has .*float32"):
+        engine.load([("model.norm.weight", torch.ones(64, dtype=torch.bfloat16))])
     with pytest.raises(EngineError, match=r"received unknown\.weight .*no such parameter"):
         engine.load([("unknown.weight", torch.ones(3))])
     engine.load(list(llama.named_parameters())[1:])

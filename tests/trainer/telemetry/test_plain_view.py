@@ -117,6 +117,15 @@ def test_what_the_first_step_waited_for_does_not_count_into_the_pace_of_later_on
     assert (pace.step_seconds, pace.remaining) == (1.0, 7.0)
 
 
+def test_after_a_resume_the_time_left_is_that_of_this_process_s_steps() -> None:
+    """Parts start for 40 s, then 59 steps of 3 s are left."""
+    clock = Clock()
+    pace = Pace(total_steps=100, first_step=41, clock=clock)
+    clock.now = 43.0
+    pace.step(41, 3.0)
+    assert (pace.step_seconds, pace.remaining) == (3.0, 59 * 3.0)
+
+
 def test_validation_before_the_first_step_does_not_count_into_the_pace() -> None:
     clock = Clock()
     pace = Pace(total_steps=10, clock=clock)

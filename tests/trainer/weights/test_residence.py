@@ -29,6 +29,17 @@ def test_equal_weights_differ_in_nothing() -> None:
     assert differing(sums_of(model()), sums_of(model())) == []
 
 
+def test_what_only_one_has_is_a_difference_but_for_a_tied_matrix() -> None:
+    whole = sums_of(model())
+    less = {name: number for name, number in whole.items() if name != "b"}
+    assert differing(whole, less) == differing(less, whole) == ["b"]
+    tied = whole | {"lm_head.weight": whole["a"]}
+    assert differing(whole, tied) == differing(tied, whole) == []
+    assert differing(tied, whole | {"lm_head.weight": whole["b"]}) == ["lm_head.weight"]
+    assert cause_of(whole, less, {}, ({}, {})) == "it has no b"
+    assert cause_of(less, whole, {}, ({}, {})) == "nobody has sent it b"
+
+
 def test_weights_of_an_earlier_version_are_recognised() -> None:
     old, new = model(1), model(2)
     assert told(new, old, {6: sums_of(model(3)), 7: sums_of(old)}) == (

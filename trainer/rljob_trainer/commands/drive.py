@@ -41,18 +41,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import asyncio
     import sys
 
-    from rljob_trainer.commands.mounted_job import mounted_job, options_of
-    from rljob_trainer.control.http import Listening, read_token
-    from rljob_trainer.driver.run import run_job
-    from rljob_trainer.errors import RLJobError
-    from rljob_trainer.telemetry.logs import logs_shown
     from rljob_trainer.telemetry.mirror import mirrored
-    from rljob_trainer.telemetry.plain import PlainView
 
     with mirrored(sys.stdout, args.mirror_log) as stream:
+        stream.write(f"attempt {args.attempt}: loading PyTorch and Ray\n")  # which takes seconds
+        stream.flush()
+        import asyncio
+
+        from rljob_trainer.commands.mounted_job import mounted_job, options_of
+        from rljob_trainer.control.http import Listening, read_token
+        from rljob_trainer.driver.run import run_job
+        from rljob_trainer.errors import RLJobError
+        from rljob_trainer.telemetry.logs import logs_shown
+        from rljob_trainer.telemetry.plain import PlainView
+
         try:
             listening = Listening(args.port, args.host, read_token(args.token_file), farewell=FAREWELL_SECONDS)
             job = mounted_job(args.file, args.generation, args.storage)

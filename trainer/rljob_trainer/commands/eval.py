@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     job, base = job_to_evaluate(args)
+    names = ", ".join(part.name for part in job.spec.data.validation)
+    _report(f"{job.metadata.name}: validation on {names}; loading PyTorch and Ray")  # which takes seconds
     import asyncio
 
     from rljob_trainer.driver.evaluation import evaluate
@@ -71,4 +73,4 @@ def _in_place_of_the_jobs(model: str) -> list[str]:
 
 
 def _report(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(text, file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 Examples:
   rljob explain                             the whole document
   rljob explain pipeline.staleness          a section (spec. may be left out)
+  rljob explain learningRate                a field, wherever it is; if there are several, where they are
   rljob explain --recursive rollout         all fields below it
   rljob explain algorithm.presets           the presets
   rljob explain algorithm.presets.dapo      what a preset fills in
@@ -21,7 +22,7 @@ from rljob_api import API_VERSION, KIND, schema
 from rljob_api.method import MethodSpec
 from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.presets import PRESETS, Preset
-from rljob_api.problems import did_you_mean
+from rljob_api.problems import did_you_mean, places_of
 from rljob_api.schema import Node
 
 WIDTH = 100
@@ -45,22 +46,51 @@ def run(args: argparse.Namespace) -> int:
         parts = ["spec", *parts]
     if parts[:3] == ["spec", "algorithm", "presets"]:
         return _presets(parts[3:])
+    if len(parts) == 2 and parts[1] in PRESETS:
+        return _presets(parts[1:])
+    path = ".".join(parts)
+    if schema.find(parts) is None and (places := _below_the_top(".".join(parts[1:]))):
+        if len(places) > 1:
+            print("\n".join(_list_of(places)))
+            return 0
+        path = places[0]
     node = schema.root()
-    for depth, part in enumerate(parts):
+    for depth, part in enumerate(names := path.split(".") if path else []):
         if part not in node.fields:
-            print(_unknown(parts[:depth], part, node), file=sys.stderr)
+            print(_unknown(names[:depth], part, node), file=sys.stderr)
             return UNKNOWN
         node = node.fields[part]
-    print("\n".join(_tree(node) if args.recursive else _page(node, ".".join(parts))))
+    print("\n".join(_tree(node) if args.recursive else _page(node, path)))
     return 0
+
+
+def _below_the_top(name: str) -> list[str]:
+    """The paths that end with a name, or with the end of a path; those in pods only if there are no others."""
+    places = [path for path, _ in schema.walk() if path.endswith(f".{name}")]
+    return [path for path in places if ".pod." not in path] or places
+
+
+def _list_of(places: list[str]) -> Iterator[str]:
+    yield f"There are {len(places)} of that name:"
+    for path in places:
+        node = schema.find(path.split("."))
+        assert node is not None
+        yield f"  {path}\t<{node.type_name}>"
+        yield from _wrapped(node.description, "    ")
 
 
 def _unknown(parents: list[str], wrong: str, parent: Node) -> str:
     where = ".".join(parents) or KIND
     if not parent.fields:
         return f"rljob explain: {where} has no fields, so there is no {wrong!r} in it"
-    close = did_you_mean(wrong, parent.fields)
-    hint = f"did you mean {close}?" if close else f"its fields are {', '.join(parent.fields)}"
+    if close := did_you_mean(wrong, parent.fields):
+        hint = f"did you mean {close}?"
+    elif places := places_of(wrong, f"{where}.{wrong}"):
+        hint = f"did you mean {' or '.join(places[:2])}?"
+    elif values := [path for path, node in schema.walk() if wrong in node.choices and ".pod." not in path]:
+        hint = f"it is a value of {' and of '.join(values[:3])}"
+    else:
+        hint = f"its fields are {', '.join(parent.fields)}"
     return f"rljob explain: {where} has no field {wrong!r}; {hint}"
 
 

@@ -48,6 +48,7 @@ def export(place: str, step: int | None, out: Path, *, adapter: bool = False) ->
                 f"the run at {place} trained the model's own weights (its job has no spec.model.lora), so there is no "
                 "adapter; leave --adapter out"
             )
+        print(f"step {found.checkpoint.step} of {place}; loading PyTorch", file=sys.stderr, flush=True)
         actor = load_actor(found)
         if adapter:
             actor.export_adapter(out, found.source or str(found.model.resolve()))

@@ -2,8 +2,8 @@
 
 The output folder holds the resolved job, metrics.jsonl, summary.json, report.html, samples and checkpoints. (If
 checkpoint.uri is a bucket the checkpoints are there, with copies of the rest.) The same command continues a run that
-was stopped or killed. Ctrl-C, SIGTERM or a closed terminal (but for nohup) leaves a checkpoint and ends within ten
-seconds; a second Ctrl-C ends at once.
+was stopped or killed. Ctrl-C, SIGTERM or a closed terminal (but for nohup) leaves a checkpoint, once a step is done,
+and ends within ten seconds; a second Ctrl-C ends at once.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.token_file is not None and args.status_port is None:
         raise JobFileError("--token-file: nothing is served without --status-port")
     job, base = _job(args)
+    print(f"{job.metadata.name}: valid; loading PyTorch and Ray", flush=True)  # which takes seconds
     import asyncio
 
     from rljob_trainer.control.http import Listening, read_token

@@ -15,7 +15,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rljob_api.status import STATUS_PATH, DriverStatus, ReplicaStatus
+from rljob_trainer.checkpoints.finding import holds_checkpoints
 from rljob_trainer.errors import RLJobError
+from rljob_trainer.record.output import is_held
 from rljob_trainer.telemetry import run_folder
 from rljob_trainer.telemetry.figures import duration, percent
 
@@ -53,12 +55,21 @@ def run(args: argparse.Namespace) -> int:
         json.dump(status.model_dump(mode="json", by_alias=True, exclude_none=True), sys.stdout, indent=1)
         print()
     else:
-        print("\n".join(lines(status, datetime.now(UTC))))
+        onwards = None if remote or is_held(Path(where)) is not False else _onwards(status, Path(where))
+        print("\n".join(lines(status, datetime.now(UTC), gone=onwards)))
     return 0
 
 
-def lines(status: DriverStatus, now: datetime) -> Iterator[str]:
-    """What is printed: one sentence for the trainer and for each engine, and the shares of time."""
+def _onwards(status: DriverStatus, folder: Path) -> str:
+    """What the same command does after the run's process has gone. The status may be older than the last checkpoint."""
+    saved = status.checkpoint is not None or holds_checkpoints(folder)
+    return "continues the run" if saved else "begins anew: there is no checkpoint"
+
+
+def lines(status: DriverStatus, now: datetime, *, gone: str | None = None) -> Iterator[str]:
+    """What is printed: one sentence for the trainer and for each engine, and the shares of time. ``gone``: the run's
+    process is no more, and this is what the same command does."""
+    gone = gone if status.end is None else None
     total = f" of {status.total_steps}" if status.total_steps else ""
     left = status.seconds_left(now)
     facts = [f"step {status.step}{total}", f"version {status.version}", f"attempt {status.attempt}"]
@@ -66,14 +77,18 @@ def lines(status: DriverStatus, now: datetime) -> Iterator[str]:
         facts.append(f"reward {status.rewards.mean:.3f}")
     if status.ages is not None:
         facts.append(f"age at most {status.ages.max} of {status.ages.bound}")
-    if left is not None and status.end is None:
+    if left is not None and status.end is None and not gone:
         facts.append(f"{duration(left)} left")
     yield ", ".join(facts)
     age = (now - status.time).total_seconds()
-    if status.end is None and age > _LATE_SECONDS:
+    if gone:
+        yield f"the run's process is gone: it was killed, or its machine stopped; the same command {gone}"
+        yield f"its last words, {duration(age)} ago: {status.doing}"
+    elif status.end is None and age > _LATE_SECONDS:
         yield f"the last sign of life is {duration(age)} old: the run was killed, or its machine is overloaded"
-    yield status.doing
-    if status.end is None:
+    if not gone:
+        yield status.doing
+    if status.end is None and not gone:
         yield from (_engine(engine) for engine in status.pools.rollout.engines)
         for what, pool in (("reward model", status.pools.reward_model), ("engine", status.pools.judge)):
             yield from (_scorer(what, replica) for replica in (() if pool is None else pool.replicas))

@@ -1,8 +1,7 @@
-"""Says everything that is wrong with job files, without starting anything.
+"""Says everything that is wrong with a job file, without starting anything.
 
 Each line reads `path: what is wrong; what to do`. Of a valid job that may still surprise, lines that begin with `note:`
-say where and how. The exit code is 0 when all files are valid, else 64, as that
-of a run that refuses them.
+say where and how. The exit code is 0 when the job is valid, else 64, as that of a run that refuses it.
 Files and data that a job names are looked at too, unless --schema-only is given; relative paths start at the job file.
 Where rljob is installed without its extra trainer that can't be done, which is said; the exit code is that of the rest.
 That is done also when the job file itself has mistakes: what can be read of it is looked at, and what depends on a
@@ -10,7 +9,9 @@ value of the wrong type is not (a mistake in one item of a list hides the other 
 the first 4096 rows and the last are looked at, of smaller ones all. Lengths are held against the context of random
 models, local folders and hub ids in this machine's Hugging Face cache; for other models the run does that before it
 starts anything.
-Several files are several jobs, or with --merge one job and its overlays, as for rljob run.
+A job file says nothing of where it is run: --cluster is for one that will be applied to a cluster.
+Several files are one job and its overlays, as for rljob run; several jobs are checked by several calls, or stand in one
+file, with --- between them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rljob_api import Checked, JobInvalid, Readable, Violation, check_text, read
 from rljob_api.loading import read_text
 from rljob_api.memory import ModelShape
 from rljob_api.notes import notes
+from rljob_api.on_cluster import cluster_notes, refused
 from rljob_api.resolved import ResolvedJob
 from rljob_api.yaml_reading import MAX_CHARACTERS
 from rljob_trainer.errors import JobFileError
@@ -31,42 +33,40 @@ INVALID = JobFileError.exit_code
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="FILE", help="job file (- reads standard input)")
-    parser.add_argument("--schema-only", action="store_true", help="look at the job files alone, not at what they name")
+    parser.add_argument("file", metavar="FILE", help="job file (- reads standard input)")
+    parser.add_argument("overlays", metavar="OVERLAY", nargs="*", help="files laid over the job, in order")
+    parser.add_argument("--schema-only", action="store_true", help="look at the job file alone, not at what it names")
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", help="check with this change; may be repeated"
     )
-    parser.add_argument("--merge", action="store_true", help="one job: lay the other files over the first, in order")
-    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing about valid files")
+    parser.add_argument(
+        "--cluster", action="store_true", help="say too what the operator refuses, and what cannot work in pods"
+    )
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing about a valid job")
 
 
 def run(args: argparse.Namespace) -> int:
-    files, overlays = (args.files[:1], args.files[1:]) if args.merge else (args.files, [])
-    invalid = 0
     lacking: list[ModuleNotFoundError] = []
-    for file in files:
-        outcomes = list[Checked]()
-        found, jobs = _violations(file, args.set, args.schema_only, overlays, lacking, outcomes)
-        several = len(files) > 1 or jobs > 1
-        for place, violation in found:
-            print(f"{place}: " if several and place else "", violation, sep="")
-        if found:
-            invalid += 1
-        elif not args.quiet:
-            print(f"{' + '.join([file, *overlays])}: valid{' by itself' if lacking else ''}")
-            for outcome in outcomes:
-                if outcome.job is not None:
-                    job = resolve(outcome.job)
-                    shape = None if args.schema_only or lacking else _shape(job, file)
-                    for note in notes(job, shape):
-                        print(f"note: {note}")
+    outcomes = list[Checked]()
+    found = _violations(args.file, args.set, args.schema_only, args.overlays, lacking, outcomes)
+    jobs = [resolve(outcome.job) for outcome in outcomes if outcome.job is not None]
+    if args.cluster:
+        found += [(None, violation) for job in jobs for violation in refused(job)]
+    for place, violation in found:
+        print(f"{place}: " if len(outcomes) > 1 and place else "", violation, sep="")
+    if not found and not args.quiet:
+        print(f"{' + '.join([args.file, *args.overlays])}: valid{' by itself' if lacking else ''}")
+        for job in jobs:
+            shape = None if args.schema_only or lacking else _shape(job, args.file)
+            for note in [*notes(job, shape), *(cluster_notes(job) if args.cluster else ())]:
+                print(f"note: {note}")
     if lacking:
         print(
-            f"rljob validate: what job files name was not looked at: that needs the module {lacking[0].name}, which "
-            "the extra trainer brings: pip install 'rljob[trainer,cpu]'",
+            f"rljob validate: what the job file names was not looked at: that needs the module {lacking[0].name}, "
+            "which the extra trainer brings: pip install 'rljob[trainer,cpu]'",
             file=sys.stderr,
         )
-    return INVALID if invalid else 0
+    return INVALID if found else 0
 
 
 def _violations(
@@ -76,20 +76,20 @@ def _violations(
     overlays: list[str],
     lacking: list[ModuleNotFoundError],
     outcomes: list[Checked],
-) -> tuple[list[tuple[str | None, Violation]], int]:
-    """What is wrong with one file, overlays laid over it, with file and line, and how many jobs it holds. No line: it
-    is about the file as a whole, which the violation itself names, or about several files laid over one another.
+) -> list[tuple[str | None, Violation]]:
+    """What is wrong with the file, overlays laid over it, with file and line. No line: it is about the file as a whole,
+    which the violation itself names, or about several files laid over one another.
     ``lacking`` gets what kept the files that the job names from being looked at, ``outcomes`` the jobs."""
     name = "standard input" if file == "-" else file
     try:
         patches = [read_overlay(Path(overlay)) for overlay in overlays]
         text = sys.stdin.read(MAX_CHARACTERS + 1) if file == "-" else read_text(Path(file))
     except OSError as problem:
-        return [(None, Violation(str(problem.filename), f"cannot be read ({problem.strerror})", "check the path"))], 0
+        return [(None, Violation(str(problem.filename), f"cannot be read ({problem.strerror})", "check the path"))]
     except JobInvalid as problem:
-        return [(None, violation) for violation in problem.violations], 0
+        return [(None, violation) for violation in problem.violations]
     except UnicodeDecodeError as problem:
-        return [(None, Violation(name, f"is not UTF-8 text (byte {problem.start})", "save it as UTF-8"))], 0
+        return [(None, Violation(name, f"is not UTF-8 text (byte {problem.start})", "save it as UTF-8"))]
     found: list[tuple[str | None, Violation]] = []
     outcomes += check_text(text, assignments, patches, name)
     for outcome in outcomes:
@@ -104,7 +104,7 @@ def _violations(
                 lacking.append(problem)
         document = outcome.document
         found += [(f"{file}:{document.line_of(v.parts)}" if document else None, v) for v in violations]
-    return found, len(outcomes)
+    return found
 
 
 def _shape(job: ResolvedJob, file: str) -> ModelShape | None:

@@ -115,7 +115,7 @@ class RunStanding:
         self._pace = Pace(job.total_steps, job.first_step)
 
     def step(self, record: ShownStep) -> None:
-        self._pace.step(record.step)
+        self._pace.step(record.step, record.metrics.get("timing/step_seconds"))
         self._step = record.step
         self._metrics.update(record.metrics)
         self._version = int(record.metrics.get("progress/version", self._version))

@@ -37,7 +37,7 @@ class ChatTemplate:
         names = [*tokenizer.all_special_tokens, *(token.content for token in added.values())]
         self._special_names = [name for name in dict.fromkeys(names) if len(name) > 1]
         self._now = now or datetime.now()
-        self._decode = response_decoder(tokenizer)
+        self._decode = _decoder(tokenizer, skip_special_tokens=True)
         self._encode = text_encoder(tokenizer, add_special_tokens=False)
         template = getattr(tokenizer, "chat_template", None)
         self.is_there = template is not None
@@ -116,21 +116,40 @@ def _steers(token: AddedToken) -> bool:
     return token.special or _CONTROL.fullmatch(token.content) is not None
 
 
-def response_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[list[int]]], list[str]]:
-    """The texts of responses, as ``tokenizer.batch_decode(ids, skip_special_tokens=True)`` gives them.
+def response_decoder(
+    tokenizer: PreTrainedTokenizerBase, stop_token_ids: Collection[int]
+) -> Callable[[list[list[int]]], list[str]]:
+    """The texts of responses, with all special tokens that the model generated but those that end an answer.
 
-    That method checks every token of every response for being a tensor, which costs more than decoding. A fast
-    tokenizer decodes lists itself, unless its texts are to be cleaned up afterwards: few tokens one list after the
-    other, since waking its threads takes longer than that.
+    A reward function that did not see them would reward an answer that nobody else would read like that.
+    """
+    decode = _decoder(tokenizer, skip_special_tokens=False)
+    stops = frozenset(stop_token_ids)
+
+    def text(ids: list[int]) -> list[int]:
+        ids = ids[:-1] if ids and ids[-1] in stops else ids
+        return ids if stops.isdisjoint(ids) else [id for id in ids if id not in stops]
+
+    return lambda responses: decode(list(map(text, responses)))
+
+
+def _decoder(
+    tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool
+) -> Callable[[list[list[int]]], list[str]]:
+    """As ``tokenizer.batch_decode``, which checks every token of every text for being a tensor: that costs more than
+    decoding. A fast tokenizer decodes lists itself, unless its texts are to be cleaned up afterwards: few tokens one
+    list after the other, since waking its threads takes longer than that.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or tokenizer.clean_up_tokenization_spaces:
-        return lambda responses: list(map(writable, tokenizer.batch_decode(responses, skip_special_tokens=True)))
+        return lambda responses: list(
+            map(writable, tokenizer.batch_decode(responses, skip_special_tokens=skip_special_tokens))
+        )
 
     def quick(responses: list[list[int]]) -> list[str]:
         if sum(map(len, responses)) < _WORTH_THREADS:
-            return [backend.decode(ids, skip_special_tokens=True) for ids in responses]
-        texts: list[str] = backend.decode_batch(responses, skip_special_tokens=True)
+            return [backend.decode(ids, skip_special_tokens=skip_special_tokens) for ids in responses]
+        texts: list[str] = backend.decode_batch(responses, skip_special_tokens=skip_special_tokens)
         return texts
 
     return quick

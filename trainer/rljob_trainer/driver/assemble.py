@@ -113,7 +113,8 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path, now: datetime 
     validation = validation_sets(spec.data, tokenizer, base=base, now=now)
     check_values(model.path)
     chat = ChatTemplate(tokenizer, model.eos_token_ids, now)
-    return Inputs(model, tokenizer, feed, validation, response_decoder(tokenizer), chat, now, critic)
+    decode = response_decoder(tokenizer, model.eos_token_ids)
+    return Inputs(model, tokenizer, feed, validation, decode, chat, now, critic)
 
 
 async def assemble(

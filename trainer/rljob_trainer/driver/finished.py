@@ -13,7 +13,7 @@ from rljob_trainer.checkpoints.checkpoint import Checkpoint, Report
 from rljob_trainer.checkpoints.finding import find_checkpoint
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.models.sharing import fetch_model
-from rljob_trainer.record.output import MODEL
+from rljob_trainer.record.output import START
 from rljob_trainer.storage import is_address
 from rljob_trainer.storage.bucket import ObjectBucket
 from rljob_trainer.storage.small import BucketFile, LocalFile, SmallFile
@@ -43,11 +43,11 @@ def find_trained(place: str | Path, step: int | None, scratch: Path, report: Rep
     ``scratch`` is a local folder for what has to be fetched. Raises ``CheckpointError``.
     """
     checkpoint = find_checkpoint(place, scratch / "checkpoint", report, step)
-    beside = f"{_above(_above(checkpoint.place))}/{MODEL}"
+    beside = f"{_above(_above(checkpoint.place))}/{START}"
     model = Path(beside)
     if is_address(beside):
         report(f"fetching the model that the run started from, {beside}")
-        model = scratch / MODEL
+        model = scratch / START
         fetch_model(model, beside)
     elif not (model / "config.json").exists():
         raise CheckpointError(f"the model that the run started from is not at {model}; was the folder moved?")

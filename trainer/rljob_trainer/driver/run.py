@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import tempfile
 import time
 from contextlib import AsyncExitStack
@@ -102,15 +103,22 @@ class RunOptions:
     keeps_state: bool = True
     """Whether the state outlives the nodes, and can be reached from all of them; else there are no checkpoints."""
 
-    @property
-    def onwards(self) -> str:
-        """How the run goes on after a signal has ended it; empty: it cannot."""
+    def onwards(self, *, saved: bool) -> str:
+        """How the run goes on after a signal has ended it; empty: it cannot. ``saved``: it has left a checkpoint."""
         if not self.keeps_state:
             return ""
         if self.storage is not None:
-            return "the next attempt continues the run"
+            return f"the next attempt {'continues the run' if saved else 'begins anew'}"
+        if not saved:
+            return "nothing was saved yet: the same command begins anew"
         without = "" if self.resume == "auto" else " without --resume"
         return f"the same command{without} continues the run"
+
+    def to_export(self, place: str) -> str:
+        """The command that exports what a finished run has trained; empty: its place is of the cluster's alone."""
+        if not self.keeps_state or self.storage is not None:
+            return ""
+        return f"export the model: rljob export {shlex.quote(place)} --to DIR"
 
     def shown(self, place: str) -> str:
         """A place as the job file would name it, where that means more to a user than a path in a pod."""
@@ -146,12 +154,13 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
                 await _keep_quietly(state)
                 raise
             kind: EndKind = "failed" if ending.status == "stopped" else ending.status
-            onwards = options.onwards if ending.status == "stopped" else ""
+            onwards = options.onwards(saved=record.saved) if ending.status == "stopped" else ""
+            next_command = options.to_export(state.place) if ending.status == "succeeded" else onwards
             controls.standing.ended(kind, ending.reason, ending.exit_code, told=ending.told, onwards=onwards)
             outcome: Outcome = "succeeded" if ending.status == "succeeded" else "interrupted"
             await asyncio.to_thread(record.write, outcome, ending.reason)
-            report = options.shown(f"{state.place}/{run_folder.REPORT}")
-            view.message(f"{ending.told}: {ending.reason}; report: {report}" + (f"; {onwards}" if onwards else ""))
+            report = f"report: {options.shown(f'{state.place}/{run_folder.REPORT}')}"
+            view.message("; ".join(filter(None, (f"{ending.told}: {ending.reason}", report, next_command))))
             # With that last line of the log.
             await _keep_quietly(state, _KEEP_SECONDS if outcome == "succeeded" else _STOPPED_KEEP_SECONDS)
         return ending

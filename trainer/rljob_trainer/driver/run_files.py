@@ -54,6 +54,12 @@ class RunFiles:
         """Whether training has begun: until then there is nothing to save."""
         return self._session is not None and self._session.trains
 
+    @property
+    def saved(self) -> bool:
+        """Whether the run has a checkpoint of its own, to be continued from."""
+        own = self._start.own and self._start.checkpoint is not None
+        return own or (self._session is not None and self._session.checkpoint is not None)
+
     def reads(self, model: str) -> None:
         """``model``: what is trained, in words."""
         self._model = model

@@ -1,7 +1,8 @@
 """The body of ``POST /v1/chat/completions``: what of OpenAI's API a model can do here, and nothing else in silence.
 
 A field that would change the answer and cannot is refused by its name, with status 400. Fields that change no answer
-(``user``, ``metadata`` ...) are taken. The sampling is the job's: what is trained on has to be drawn as the job says.
+(``user``, ``metadata`` ...) are taken. The sampling is the job's: what is trained on has to be drawn as the job says,
+in training and in validation, whatever a client's ``temperature``, ``top_p`` and ``stop`` ask for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "frequency_penalty": [0],
     "presence_penalty": [0],
     "logit_bias": [{}],
-    "stop": [[]],
     "response_format": [{"type": "text"}],
     "top_logprobs": [0],
     "parallel_tool_calls": [True],
@@ -35,8 +35,8 @@ _REFUSED = frozenset(
      "seed", "verbosity", "web_search_options"}
 )  # fmt: skip
 _READ = frozenset(
-    {"logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "stream", "stream_options", "temperature",
-     "tool_choice", "tools", "top_p"}
+    {"logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "stop", "stream", "stream_options",
+     "temperature", "tool_choice", "tools", "top_p"}
 )  # fmt: skip
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
 """Roles of messages that are text, and those by which chat templates know them."""
@@ -54,6 +54,8 @@ class ChatRequest:
     include_usage: bool
     """A stream ends with the number of tokens."""
     log_probs: bool
+    not_taken: Mapping[str, str]
+    """Fields whose word does not count here, with what counts instead: for a note."""
 
 
 def chat_request(body: Any, model: str, sampling: SamplingSettings) -> ChatRequest:
@@ -64,13 +66,6 @@ def chat_request(body: Any, model: str, sampling: SamplingSettings) -> ChatReque
     for name, value in given.items():
         _check_field(name, value)
     _check_model(given, model)
-    for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
-        if name in given and given[name] != ours:
-            raise unsupported(
-                name,
-                f"{name} is {given[name]!r}, and this job samples with {ours:g}: what is trained on is drawn as the "
-                "job says. Leave it out",
-            )
     tools = _tools(given.get("tools", []))
     choice = given.get("tool_choice", "auto")
     if choice != "auto" and not (choice == "none" and tools is None):
@@ -87,7 +82,21 @@ def chat_request(body: Any, model: str, sampling: SamplingSettings) -> ChatReque
         _flag(given, "stream"),
         _flag(options, "include_usage"),
         _flag(given, "logprobs"),
+        _not_taken(given, sampling),
     )
+
+
+def _not_taken(given: Mapping[str, Any], sampling: SamplingSettings) -> Mapping[str, str]:
+    instead = {}
+    for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
+        value = given.get(name, ours)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise invalid(name, f"{name} is {value!r}, and a number is wanted")
+        if value != ours:
+            instead[name] = f"{name} {value:g}, and answers are drawn as the job says: {ours:g}"
+    if given.get("stop"):
+        instead["stop"] = f"stop {given['stop']!r}, and answers go on until the model ends them itself"
+    return instead
 
 
 def _check_field(name: str, value: Any) -> None:

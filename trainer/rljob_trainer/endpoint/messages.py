@@ -13,8 +13,20 @@ from rljob_trainer.endpoint.refusals import RefusedError, invalid, unsupported
 
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p")
 """Fields that Chat Completions has too, with the same meaning."""
-_FIELDS = frozenset({"cache_control", "messages", "metadata", "service_tier", "system", "tool_choice", "tools", *_SAME})
-_NEUTRAL: Mapping[str, list[Any]] = {"stop_sequences": [[]], "thinking": [{"type": "disabled"}]}
+_FIELDS = frozenset(
+    {
+        "cache_control",
+        "messages",
+        "metadata",
+        "service_tier",
+        "stop_sequences",
+        "system",
+        "tool_choice",
+        "tools",
+        *_SAME,
+    }
+)
+_NEUTRAL: Mapping[str, list[Any]] = {"thinking": [{"type": "disabled"}]}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 503: "api_error"}
 
@@ -27,6 +39,7 @@ class AnthropicMessages:
     def asked(self, body: Body) -> Body:
         only(body, _FIELDS, _NEUTRAL)
         asked = {name: body[name] for name in _SAME if name in body}
+        asked["stop"] = body.get("stop_sequences")
         if "max_tokens" not in body:
             raise invalid("max_tokens", "max_tokens is required")
         if body.get("tools"):

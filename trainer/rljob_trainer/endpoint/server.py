@@ -65,6 +65,8 @@ class Endpoint:
         self._ended: dict[str, str] = {}
         """The keys of those that have ended, the oldest first."""
         self._address = ""
+        self._noted: set[str] = set()
+        """Fields of requests whose word was said not to count: once is enough for a run."""
 
     def at(self, port: int) -> None:
         """The server listens there."""
@@ -134,6 +136,7 @@ class Endpoint:
         if not isinstance(given, dict):
             raise RefusedError("the body is not a JSON object")
         request = chat_request(dialect.asked(given), MODEL, episode.sampling)
+        self._note(request.not_taken)
         digest = hashlib.sha256(dialect.path.encode() + body).digest()
         asked = episode.repeats.find(http.headers, digest)
         if asked is None:
@@ -156,6 +159,12 @@ class Endpoint:
         await response.write_eof()
         asked.heard = http.transport is not None and not http.transport.is_closing()
         return response
+
+    def _note(self, not_taken: Mapping[str, str]) -> None:
+        for name, instead in not_taken.items():
+            if name not in self._noted:
+                self._noted.add(name)
+                _log.warning("an agent asks for %s (said once a run)", instead)
 
     async def _models(self, http: web.Request) -> web.StreamResponse:
         self._asked(http)

@@ -66,7 +66,8 @@ class Rewards(Protocol):
 
 
 Decode = Callable[[list[list[int]]], list[str]]
-"""Token ids of several responses to the texts that rewards and people see, without special tokens."""
+"""Token ids of several responses to the texts that rewards and people see: with the special tokens in them, without
+those that end an answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,21 @@ from rljob_trainer.models.tokenizer_files import COPY, too_large
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
-SPECIAL_TOKENS = (PAD, BOS, EOS, UNKNOWN)
-"""Their ids are 0 to 3; the characters follow in the order given."""
-SPECIAL: Mapping[str, str] = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNKNOWN}
-"""What transformers and chat templates call them."""
+END = "</s>"
+"""The one special token of a character tokenizer. Its id is 0; the characters follow in the order given.
+
+A model can generate every token of its vocabulary. Tokens that only pad, begin or replace unknown characters would show
+up in answers, so this one does all of that, as GPT-2's ``<|endoftext|>`` does.
+"""
+SPECIAL: Mapping[str, str] = dict.fromkeys(("pad_token", "bos_token", "eos_token", "unk_token"), END)
+"""What transformers and chat templates call it."""
 _OF_NO_FAMILY = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def character_tokenizer(characters: str, context_length: int) -> PreTrainedTokenizerFast:
-    """Encodes text as ``<s>`` and one id per character; decoding gives the same text back.
+    """Encodes text as ``</s>`` and one id per character; decoding gives the same text back.
 
-    A character that is not listed becomes ``<unk>``, which the data part refuses. Raises ``JobFileError`` when a
+    A character that is not listed becomes ``</s>`` too, which the data part refuses. Raises ``JobFileError`` when a
     character is listed twice.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -35,11 +38,11 @@ def character_tokenizer(characters: str, context_length: int) -> PreTrainedToken
         raise JobFileError(
             f"spec.model.random.tokenizer.characters lists {''.join(twice)!r} more than once; list each once"
         )
-    vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *characters))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    vocabulary = {token: i for i, token in enumerate((END, *characters))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, vocabulary[BOS])]
+        single=f"{END} $A", pair=f"{END} $A $B", special_tokens=[(END, vocabulary[END])]
     )
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(

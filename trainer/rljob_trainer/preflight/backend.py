@@ -15,7 +15,6 @@ def check_backend(found: Readable, folders: Sequence[Path]) -> Iterator[Violatio
     name = found.job.spec.trainer.backend
     # What the job mounts as code is not here.
     if name not in BUILT_IN and not found.job.spec.code:
-        module, _, _ = name.partition(":")
-        spec = module_spec(FIELD, module, search_path(folders))
+        spec = module_spec(FIELD, name, search_path(folders))
         if isinstance(spec, Violation):
             yield spec

@@ -47,7 +47,7 @@ def _corpora(found: Readable, base: Path) -> Iterator[Violation]:
 
 def _check(path: str, function: str, search: Sequence[str]) -> Iterator[Violation]:
     module, _, name = function.partition(":")
-    spec = module_spec(path, module, search)
+    spec = module_spec(path, function, search)
     if isinstance(spec, Violation):
         yield spec
         return

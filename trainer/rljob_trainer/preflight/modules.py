@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rljob_api import Violation
+from rljob_api.problems import function_of_file
 
 
 def search_path(folders: Sequence[Path]) -> list[str]:
@@ -17,19 +18,19 @@ def search_path(folders: Sequence[Path]) -> list[str]:
     return list(dict.fromkeys([*map(str, folders), *(entry for entry in sys.path if entry)]))
 
 
-def module_spec(path: str, module: str, search: Sequence[str]) -> importlib.machinery.ModuleSpec | Violation:
-    """Where a module (dots allowed) is, or what is wrong with the field ``path`` that names it."""
+def module_spec(path: str, target: str, search: Sequence[str]) -> importlib.machinery.ModuleSpec | Violation:
+    """Where the module of ``module:name`` (dots allowed) is, or what is wrong with the field ``path`` that names it."""
+    module = target.partition(":")[0]
     places: Sequence[str] | None = search
     spec: importlib.machinery.ModuleSpec | None = None
     for depth, part in enumerate(module.split(".")):
         parents = ".".join(module.split(".")[: depth + 1])
         spec = importlib.machinery.PathFinder.find_spec(parents if depth else part, places) if places else None
         if spec is None:
-            return Violation(
-                path,
-                f"there is no module {parents}",
-                "put it beside the job file or into the current folder, install it, or (on a cluster) mount it by code",
+            remedy = (
+                "put it beside the job file or into the current folder, install it, or (on a cluster) mount it by code"
             )
+            return Violation(path, f"there is no module {parents}", function_of_file(target) or remedy)
         places = list(spec.submodule_search_locations) if spec.submodule_search_locations else None
     assert spec is not None
     return spec

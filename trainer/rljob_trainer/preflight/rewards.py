@@ -52,7 +52,7 @@ def _custom_function(
     path = f"{place}.function"
     module, _, name = str(function.function).partition(":")
     search = search_path(folders)
-    spec = module_spec(path, module, search)
+    spec = module_spec(path, str(function.function), search)
     if isinstance(spec, Violation):
         yield spec
         return

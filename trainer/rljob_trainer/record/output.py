@@ -1,7 +1,7 @@
 """The output folder of one run: who may write into it, what an earlier run left there, and where things are.
 
     DIR/job.yaml  metrics.jsonl  summary.json  report.html  timeline.json
-    DIR/samples/  tensorboard/  checkpoints/  model/  logs/
+    DIR/samples/  tensorboard/  checkpoints/  start/  logs/
 
 ``samples/step-000000.jsonl`` is what the model generated before it was trained: for held-out prompts if the job
 validates it, else in the first batch. The last step's are there too, whatever ``logging.samplesEvery``
@@ -25,7 +25,8 @@ from rljob_trainer.errors import OutputError
 from rljob_trainer.record import fence
 from rljob_trainer.telemetry import run_folder
 
-MODEL = "model"
+START = "start"
+"""The Hugging Face folder that the run starts from. What it has trained is in its checkpoints."""
 _LOCK = ".lock"
 _LOGS = "logs"
 _EARLIER = re.compile(r"earlier-([0-9]+)")
@@ -39,6 +40,21 @@ def _open_for_owner(path: Path) -> int:
     with contextlib.suppress(PermissionError):  # a file of somebody else, who lets us write
         os.fchmod(descriptor, 0o600)
     return descriptor
+
+
+def is_held(folder: Path) -> bool | None:
+    """Whether a run is at work in a folder; None: that cannot be told."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 class OutputFolder:
@@ -92,7 +108,7 @@ class OutputFolder:
     @property
     def model(self) -> Path:
         """The Hugging Face folder the run starts from."""
-        return self.path / MODEL
+        return self.path / START
 
     def point_to_model(self, path: Path) -> None:
         """Makes ``model`` lead to a folder that lies elsewhere, so that the output folder can be used on its own."""

@@ -16,7 +16,7 @@ from rljob_trainer.checkpoints.finding import FOLDER
 from rljob_trainer.checkpoints.folder import FolderCheckpoints
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.record import fence, ledger
-from rljob_trainer.record.output import MODEL, OutputFolder
+from rljob_trainer.record.output import START, OutputFolder
 from rljob_trainer.storage.bucket import ObjectBucket
 from rljob_trainer.storage.copies import Copies
 from rljob_trainer.storage.small import BucketFile, LocalFile, SmallFile
@@ -114,10 +114,10 @@ class _InBucket:
         self.place = bucket.address
         self._bucket = bucket
         self.attempt = BucketFile(bucket, fence.FILE)
-        self.model = bucket.below(MODEL)
+        self.model = bucket.below(START)
         self._here = LocalFile(output.path / fence.FILE)
         """Which attempt the output folder is of: it may be gone on elsewhere since."""
-        own = (FOLDER, MODEL, fence.FILE, ledger.FILE, *(f"{ledger.FILE}{end}" for end in ("-wal", "-shm")))
+        own = (FOLDER, START, fence.FILE, ledger.FILE, *(f"{ledger.FILE}{end}" for end in ("-wal", "-shm")))
         self._copies = Copies(output.path, bucket, own)
         scratch: Path = output.path / FOLDER
         self.checkpoints = BucketCheckpoints(bucket.below(FOLDER), keep, scratch, before_commit=self._copies.send)

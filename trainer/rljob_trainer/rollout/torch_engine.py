@@ -381,11 +381,11 @@ class TorchEngine:
             if name == "lm_head.weight" and self._config.tied:
                 continue
             target = self._decoder.tensors.get(name)
-            if target is None or target.shape != tensor.shape:
-                expected = "no such parameter" if target is None else f"shape {tuple(target.shape)}"
+            if target is None or (target.shape, target.dtype) != (tensor.shape, tensor.dtype):
+                expected = "no such parameter" if target is None else _described(target)
                 raise EngineError(
-                    f"torch engine: received {name} of shape {tuple(tensor.shape)}, but its model has {expected}; "
-                    "learner and engine must be built from the same model folder"
+                    f"torch engine: received {name} of {_described(tensor)}, but its model has {expected}; "
+                    "learner and engine must be built from the same model folder and publish in the engine's dtype"
                 )
             if target.data_ptr() != tensor.data_ptr():
                 target.copy_(tensor)
@@ -394,7 +394,7 @@ class TorchEngine:
     def finish_update(self, version: int, manifest: Manifest) -> None:
         """Serves ``version``. Running requests go on with the keys and values they have."""
         missing = self._decoder.tensors.keys() - self._loaded
-        if self._loaded and missing:
+        if missing and not self._shared:
             raise EngineError(
                 f"torch engine: the update to version {version} lacks {len(missing)} parameters, first {min(missing)}"
             )
@@ -495,3 +495,7 @@ class TorchEngine:
         self.abort()
         self._cache = None
         self._rows = None
+
+
+def _described(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)} and {tensor.dtype}"

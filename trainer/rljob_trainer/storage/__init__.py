@@ -12,7 +12,7 @@ renames nor locks nor appending, so the run works in a local folder and
 
     s3://BUCKET/PATH/NAMESPACE/NAME-UID/
       attempt.json  job.yaml  metrics.jsonl  summary.json  report.html ...
-      model/
+      start/
       checkpoints/step-00000020-1f6c09ab/manifest.json ...
 
 Addresses and credentials are fsspec's business (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ... for ``s3://``).

@@ -88,7 +88,7 @@ class LiveView:
         self._painter.start()
 
     def step(self, record: ShownStep) -> None:
-        self._pace.step(record.step)
+        self._pace.step(record.step, record.metrics.get("timing/step_seconds"))
         self._step = record.step
         self._rewards.append(record.metrics.get("reward/mean", math.nan))
         for figure in _FIGURES:

@@ -64,7 +64,7 @@ class PlainView:
         self._print(f"{'step':>{self._step_width}}{titles}  {'left':>6}")
 
     def step(self, record: ShownStep) -> None:
-        self._pace.step(record.step)
+        self._pace.step(record.step, record.metrics.get("timing/step_seconds"))
         total = f"/{self._job.total_steps}" if self._job.total_steps else ""
         cells = "".join(f"  {column.show(record.metrics):>{column.width}}" for column in _COLUMNS)
         self._print(f"{f'{record.step}{total}':>{self._step_width}}{cells}  {clock(self._pace.remaining):>6}")

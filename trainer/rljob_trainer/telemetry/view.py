@@ -144,10 +144,13 @@ class Pace:
         """Seconds since the start of this process's first step."""
         return self._clock() - self._began
 
-    def step(self, step: int) -> None:
-        """Takes note of the end of a step. One before the first (validation at the start) moves the start instead."""
+    def step(self, step: int, seconds: float | None = None) -> None:
+        """Takes note of the end of a step, which took ``seconds``. One before the first (validation at the start) moves
+        the start instead, and so does the first one: before it parts were started."""
         if step <= self._times[-1][0]:
             self._times.pop()
+        elif len(self._times) == 1 and seconds is not None:
+            self._times[0] = (step - 1, self._clock() - seconds)
         self._times.append((step, self._clock()))
         if not self._warm and len(self._times) == 3:
             self._times.popleft()

@@ -43,7 +43,7 @@ class HeldOutScores:
     metrics: dict[str, float]
     groups: Mapping[str, Sequence[Group]]
     mean: float
-    """Over sets, of their mean score."""
+    """Over sets, of their main number (``summarise``): the share of correct answers, or the mean score."""
 
 
 def held_out(spec: ValidationSet, prompts: Sequence[Prompt], training: SamplingSettings) -> HeldOut:
@@ -137,11 +137,7 @@ class Validator:
                 for task in scoring:
                     task.cancel()
             metrics.update(summarise(held.name, groups[held.name], bootstrap=self._bootstrap))
-        # Every prompt has the same number of samples, so a set's mean score is that of its prompts.
-        means = [
-            [group.mean_score for group in groups[held.name] if group.mean_score is not None] for held in self._sets
-        ]
-        mean = float(np.mean([np.mean(scores) for scores in means]))
+        mean = float(np.mean([metrics[_mean_at_n(held)] for held in self._sets]))
         metrics["validation/mean"] = mean
         return HeldOutScores(metrics, groups, mean)
 

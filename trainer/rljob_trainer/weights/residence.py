@@ -20,6 +20,8 @@ from rljob_trainer.weights.sums import sum_in_any_order
 Sums = Mapping[str, int]
 """By the name of the tensor."""
 
+_TIED = "lm_head.weight"
+"""The embedding's matrix under its second name, where a model has one matrix for both; not everybody lists it."""
 PUBLISHED = ""
 """The layout of engines that keep tensors under their Hugging Face names, as they are published."""
 _NAMED = 3
@@ -55,8 +57,9 @@ def resident(named: Iterable[tuple[str, Tensor]], *, in_any_order: bool = False)
 
 
 def differing(ours: Sums, theirs: Sums) -> list[str]:
-    """Names of what both have and have otherwise. What only one has (a tied matrix) is no difference."""
-    return [name for name, number in theirs.items() if name in ours and ours[name] != number]
+    """Names of what the two have otherwise, or only one of them has."""
+    once = {_TIED} - (ours.keys() & theirs.keys())
+    return [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name) and name not in once]
 
 
 def cause_of(ours: Sums, theirs: Sums, former: Mapping[int, Sums], in_any_order: tuple[Sums, Sums]) -> str:
@@ -64,13 +67,17 @@ def cause_of(ours: Sums, theirs: Sums, former: Mapping[int, Sums], in_any_order:
     both sides' ``sums_in_any_order``."""
     wrong = differing(ours, theirs)
     for version, old in sorted(former.items(), reverse=True):
-        if all(theirs[name] == old.get(name) for name in wrong):
+        if all(name in theirs and theirs[name] == old.get(name) for name in wrong):
             what = "" if len(wrong) == len(theirs) else f" in {listed(wrong)}"
             return f"it still has the weights of version {version}{what}: the new ones were not loaded"
     places = {number: name for name, number in ours.items()}
     told = []
     for name in wrong[:_NAMED]:
-        if (owner := places.get(theirs[name])) is not None:
+        if name not in theirs:
+            told.append(f"it has no {name}")
+        elif name not in ours:
+            told.append(f"nobody has sent it {name}")
+        elif (owner := places.get(theirs[name])) is not None:
             told.append(f"{name} holds what belongs into {owner}")
         elif name in in_any_order[0] and in_any_order[0][name] == in_any_order[1].get(name):
             told.append(f"{name} has the same numbers in another order")

@@ -1,0 +1,98 @@
+"""What cannot work in the pods of a cluster, or not as on one machine, though the job is valid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from rljob_api.locations import READ, STATE, locations
+from rljob_api.resolved import ResolvedJob
+from rljob_api.violations import Violation
+
+_FILES = (".json", ".jsonl", ".parquet", ".csv", ".txt", ".py")
+_PLACES = "pvc://claim/path or s3://bucket/path"
+
+
+def refused(job: ResolvedJob) -> Iterator[Violation]:
+    """What the operator refuses to make pods for."""
+    if job.spec.model.random is not None and job.spec.checkpoint.uri is None:
+        yield Violation(
+            "spec.checkpoint.uri",
+            "the head pod creates the random model, and the other pods need a place to load it from",
+            f"set {_PLACES}",
+        )
+
+
+def cluster_notes(job: ResolvedJob) -> Iterator[Violation]:
+    """What the operator makes pods for all the same: they would fail, or be worse off than somebody may think."""
+    yield from _paths_of_one_machine(job)
+    yield from _code_that_is_not_there(job)
+    if job.spec.checkpoint.uri is None and job.spec.model.random is None:
+        yield Violation(
+            "spec.checkpoint.uri",
+            "is not set, so a job that is suspended or loses its head pod begins anew, and what it trained goes with "
+            "its pods",
+            f"set {_PLACES}",
+        )
+    yield from _pods_without_size(job)
+
+
+def _paths_of_one_machine(job: ResolvedJob) -> Iterator[Violation]:
+    for place in locations(job.spec, (*READ, *STATE)):
+        value = place.value
+        # Up to two names may be an id of the hub.
+        beside = value.startswith((".", "~")) or value.endswith(_FILES) or value.count("/") > 1
+        if "://" not in value and not value.startswith("/") and (beside or place.field in STATE):
+            yield Violation(
+                place.path,
+                f"{value} is a path of this machine, and no pod has it",
+                f"copy it to a volume or a bucket, and write {_PLACES}",
+            )
+
+
+def _code_that_is_not_there(job: ResolvedJob) -> Iterator[Violation]:
+    spec, environment = job.spec, job.spec.rollout.environment
+    named = {
+        f"spec.reward.functions[{index}].function": item.function for index, item in enumerate(spec.reward.functions)
+    }
+    named["spec.rollout.environment.function"] = environment.function
+    for index, tool in enumerate(environment.tools):
+        named[f"spec.rollout.environment.tools[{index}].function"] = tool.function
+    named["spec.trainer.backend"] = spec.trainer.backend if ":" in spec.trainer.backend else None
+    for path, function in named.items():
+        if function is not None and not spec.code:
+            yield Violation(
+                path,
+                f"the module {function.partition(':')[0]} is in no pod, unless the image has it",
+                "mount it by spec.code (a ConfigMap or a claim), or build it into the image",
+            )
+    if files := [part for part in environment.command if part.endswith(".py") and not part.startswith("/")]:
+        yield Violation(
+            "spec.rollout.environment.command",
+            f"{files[0]} is beside the job file on this machine, and pods have nothing but that file there",
+            "write the path that it has in the image or in a volume",
+        )
+
+
+def _pods_without_size(job: ResolvedJob) -> Iterator[Violation]:
+    spec = job.spec
+    pools = {
+        "rollout": None if spec.placement == "colocated" else spec.rollout,
+        "trainer": spec.trainer,
+        "rewardModel": spec.reward_model,
+        "judge": spec.judge,
+        "head": spec.head,
+    }
+    pods = {f"spec.{name}.pod": pool.pod for name, pool in pools.items() if pool is not None}
+    paths = [
+        f"{path}.resources"
+        for path, pod in pods.items()
+        if not (pod.resources.requests or pod.resources.limits or "resources" in json.dumps(pod.template))
+    ]
+    if paths:
+        yield Violation(
+            ", ".join(paths),
+            "say neither CPU nor memory, so Kubernetes puts these pods onto full nodes too, and ends them first where "
+            "memory runs out",
+            "set requests of cpu and memory, and a limit of memory (rljob plan JOB --memory says how much)",
+        )
