@@ -88,7 +88,9 @@ def test_a_random_model_without_a_place_is_refused_as_the_operator_does(
     assert main(["validate", "--schema-only", "--cluster", str(job)]) == 64
     assert main(["render", str(job)]) == 64
     captured = capsys.readouterr()
-    line = "spec.checkpoint.uri: the head pod creates the random model, and the other pods need a place to load it from; "
+    line = (
+        "spec.checkpoint.uri: the head pod creates the random model, and the other pods need a place to load it from; "
+    )
     assert captured.out.splitlines()[-1].startswith(line)
     assert captured.err.splitlines()[-1].startswith(line)
 

@@ -108,7 +108,7 @@ class Stop(SpecModel):
         default=None,
         ge=-1000000,
         le=1000000,
-        description="When validation/mean (the share of correct answers where the reward says what is correct, else the "
-        "mean score) reaches this; without validation, when the mean training reward of a step does.",
+        description="When validation/mean (the share of correct answers where the reward says what is correct, else "
+        "the mean score) reaches this; without validation, when the mean training reward of a step does.",
     )
     seconds: int | None = Field(default=None, ge=1, le=315360000, description="After this much training time.")

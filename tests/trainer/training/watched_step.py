@@ -75,7 +75,9 @@ def spec_of(reward: dict[str, Any] | None = None, **algorithm: Any) -> ResolvedS
         "kind": "RLJob",
         "metadata": {"name": "test"},
         "spec": {
-            "model": {"random": {"hiddenSize": 32, "layers": 1, "heads": 1, "tokenizer": {"characters": "0123456789+-="}}},
+            "model": {
+                "random": {"hiddenSize": 32, "layers": 1, "heads": 1, "tokenizer": {"characters": "0123456789+-="}}
+            },
             "data": {"train": {"task": {"type": "copy"}}},
             "reward": {"functions": [{"type": "exactMatch"}], **(reward or {})},
             "algorithm": {"preset": "grpo", **algorithm},
