@@ -756,7 +756,7 @@ def a_ledger_of_another_step(folder: Path) -> None:
 )
 def a_template_that_drifts(folder: Path) -> None:
     """The tokenizer's files change between two attempts: prompts begin with one more token."""
-    tokenizer = folder / "output" / "model" / "tokenizer.json"
+    tokenizer = folder / "output" / "start" / "tokenizer.json"
     content = json.loads(tokenizer.read_text())
     vocabulary = content["model"]["vocab"]
     vocabulary["0"], vocabulary["1"] = vocabulary["1"], vocabulary["0"]

@@ -165,4 +165,4 @@ def test_a_twin_runs_within_its_bound(runner: Runner, mode: str, correction: str
     assert max(ages) <= age
     # Four pulls make a version, and the learning rate falls with versions.
     rates = [record["actor/learning_rate"] for record in records[1:]]
-    assert rates == pytest.approx([5e-3 * (1 - 0.95 * step / 549) for step in range(4)])
+    assert rates == pytest.approx([5e-3 * (1 - 0.95 * step / 449) for step in range(4)])
