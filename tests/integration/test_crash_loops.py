@@ -65,7 +65,7 @@ async def test_a_job_whose_pods_keep_crashing_is_given_up_and_says_which(world: 
     assert (first["startTime"], first["reason"], first["counted"], first["incarnation"]) == (noted, "PodError", True, 1)
     assert (second["attempt"], second["reason"], second["incarnation"]) == (2, "PodError", 2)
     for attempt in (first, second):
-        said = attempt["message"].partition(" s now: ")[2]
+        said = attempt["message"].partition("cannot start: ")[2]
         assert said in {f"{name}: container ray: Error, exit code 3" for name in pods.names}
     failed = next(item["message"] for item in job["status"]["conditions"] if item["type"] == "Failed")
     assert second["message"] in failed

@@ -156,7 +156,7 @@ async def test_a_missing_kuberay_is_said_and_noticed_when_it_comes(plane: Contro
             await world.until_condition("early", "Accepted", "False", "KubeRayMissing")
             (told,) = await world.until("it is told", lambda: world.events("early"))
             assert (told["type"], told["reason"]) == ("Warning", "KubeRayMissing")
-            assert told["message"] == "The cluster has no RayCluster resource."
+            assert told["message"] == "The cluster has no RayCluster CRD."
             bare.install_missing_crds(path for path in plane.programs.crds if "rayclusters" in path.name)
             await world.until_condition("early", "Accepted", "True", "Valid")
             await world.until("the cluster is there", world.clusters)

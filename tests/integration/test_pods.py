@@ -132,8 +132,8 @@ def test_the_pods_pass_a_dry_run_as_pod_templates(plane: ControlPlane, spec: dic
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"template": {"spec": {"hostnam": "a"}}}, "template.spec.hostnam: there is no such field"),
-    ({"affinity": {"nodeAffinty": {}}}, "affinity.nodeAffinty: there is no such field"),
+    ({"template": {"spec": {"hostnam": "a"}}}, "template.spec.hostnam: Kubernetes 1.36 pods have no such field"),
+    ({"affinity": {"nodeAffinty": {}}}, "affinity.nodeAffinty: Kubernetes 1.36 pods have no such field"),
     (
         {"template": {"spec": {"terminationGracePeriodSeconds": "long"}}},
         "template.spec.terminationGracePeriodSeconds: must",
