@@ -42,6 +42,12 @@ def test_correctness_is_the_main_number_and_the_score_a_variable() -> None:
     assert metrics[f"{name}/prompts"] == 2.0
 
 
+def test_a_sample_that_nobody_judged_is_wrong_among_others_that_somebody_has() -> None:
+    metrics = summarise("s", [group([result(0.75, False)]), group([result(0.75)]), group([result(1.0, True)])])
+    assert metrics["validation/s/mean@1"] == metrics["validation/s/pass@1"] == pytest.approx(1 / 3)
+    assert metrics["validation/s/score/mean@1"] == pytest.approx(2.5 / 3)
+
+
 def test_without_correctness_the_score_is_the_main_number_and_parts_are_shown_apart() -> None:
     metrics = summarise("s", [group([result(3.0, a=1.0, b=2.0)]), group([result(1.0, a=1.0, b=0.0)])])
     check_all(metrics)

@@ -22,8 +22,9 @@ from rljob_trainer.validation.statistics import (
 def summarise(source: str, groups: Sequence[Group], *, bootstrap: int = 1000, seed: int = 42) -> dict[str, float]:
     """The metrics of one validation set. Every sample carries its reward, every group equally many samples.
 
-    The main number is correctness (1 or 0) where every sample's is known, else the score; in the first case the score
-    is reported as the variable ``score``. Several reward functions are reported apart, each under its name.
+    The main number is correctness (1 or 0) where any sample's is known, else the score. In the first case a sample that
+    nobody judged (it was cut, or its reward failed) is wrong, and the score is reported as the variable ``score``.
+    Several reward functions are reported apart, each under its name.
     ``bootstrap`` is the number of draws behind maj@k.
     """
     rewards = [[_reward(source, group, index) for index in range(len(group.episodes))] for group in groups]
@@ -31,7 +32,7 @@ def summarise(source: str, groups: Sequence[Group], *, bootstrap: int = 1000, se
         raise ValueError(f"validation set {source!r}: every prompt needs the same number of samples, and at least one")
     scores = np.array([[reward.score for reward in row] for row in rewards], dtype=np.float64)
     predictions = [[reward.prediction for reward in row] for row in rewards]
-    judged = all(reward.correct is not None for row in rewards for reward in row)
+    judged = any(reward.correct is not None for row in rewards for reward in row)
     correct = np.array([[bool(reward.correct) for reward in row] for row in rewards])
     main = correct.astype(np.float64) if judged else scores
 
