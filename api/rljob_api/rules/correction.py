@@ -170,6 +170,12 @@ def clamped_weights_have_a_lower_bound(job: Job) -> Iterator[Violation]:
             "would reject identical policies, whose ratio is 1; use less than 1",
             ".low",
         ),
+        Cel(
+            REJECTION,
+            "self.statistic != 'tv' || self.over == 'sequenceSum' || self.high < 1.0",
+            "never rejects: no two probabilities are further apart than 1; use less than 1",
+            ".high",
+        ),
     ]
 )
 def rejection_bounds_make_sense(job: Job) -> Iterator[Violation]:
@@ -179,6 +185,12 @@ def rejection_bounds_make_sense(job: Job) -> Iterator[Violation]:
             if rejection.low is not None:
                 yield Violation(
                     f"{path}.low", f"{rejection.statistic} is never negative and has no lower bound", "remove it"
+                )
+            if rejection.statistic == "tv" and rejection.over != "sequenceSum" and rejection.high >= 1:
+                yield Violation(
+                    f"{path}.high",
+                    f"{rejection.high:g} never rejects: no two probabilities are further apart than 1",
+                    "use less than 1",
                 )
         elif rejection.high <= 1:
             yield Violation(

@@ -162,6 +162,9 @@ def test_a_token_that_is_impossible_for_the_trainer_diverges() -> None:
     mask, segments = torch.ones(2, dtype=torch.bool), Segments.from_lengths([2])
     for rule in (Rejection("tv", high=0.1), Rejection("binaryKl", high=0.05)):
         assert correct(old, rollout, mask, segments, Correction(rejection=(rule,))).mask.tolist() == [False, True]
+    # One that is improbable for the engine too is but 0.01 away.
+    rollout = torch.tensor([0.01, 0.5]).log()
+    assert correct(old, rollout, mask, segments, Correction(rejection=(Rejection("tv", high=0.1),))).mask.all()
 
 
 def test_several_rules_apply_together() -> None:

@@ -92,8 +92,8 @@ def bypass_ppo_clip(
     )
     per_token, metrics = output.per_token, output.metrics | ratio_metrics(anchored)
     if rejection:
-        own = inputs.log_probs.detach()
-        gone = rejected(anchored.log_ratio.detach(), own, inputs.mask, inputs.segments, rejection)
+        rollout = torch.where(inputs.mask, anchored.old_log_probs, 0)
+        gone = rejected(anchored.log_ratio.detach(), rollout, inputs.mask, inputs.segments, rejection)
         per_token = torch.where(gone, 0, per_token)
         metrics["rejected_fraction"] = masked_count(gone, inputs.mask)
     return PolicyLossOutput(per_token, metrics)

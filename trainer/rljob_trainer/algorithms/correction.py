@@ -70,7 +70,7 @@ def correct(
         if rules:
             gone = torch.zeros_like(here.mask)
             for number, rule in enumerate(rules):
-                verdict = judge(here.log_ratio, here.old, here.mask, here.segments, rule)
+                verdict = judge(here.log_ratio, here.rollout, here.mask, here.segments, rule)
                 out = here.mask & (verdict.out if rule.over == "token" else here.segments.spread(verdict.out))
                 judged[number].append(RuleSeen.of(here, rule, verdict))
                 lost[number].append(LossSeen.of(here, out))
@@ -138,5 +138,5 @@ def corrected_in_loss(
         ratio = importance_ratio(log_ratio, mask, segments, settings.level)
         ratio = segments.spread(ratio) if settings.level == "sequence" else ratio
         weights = within_bounds(ratio, settings.low, settings.high, clamp=settings.clamp)
-    gone = rejected(log_ratio, kept_only(old_log_probs, mask), mask, segments, correction.rejection)
+    gone = rejected(log_ratio, kept_only(rollout_log_probs, mask), mask, segments, correction.rejection)
     return torch.where(gone | ~mask, 0, weights), gone

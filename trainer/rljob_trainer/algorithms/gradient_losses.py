@@ -148,7 +148,8 @@ def bypass_reinforce(
             assert inputs.selection is not None
             weight = weight / inputs.selection.to(weight.dtype)
     if rejection:
-        gone = rejected(log_ratio, inputs.log_probs.detach(), inputs.mask, inputs.segments, rejection)
+        rollout = torch.where(inputs.mask, anchored.old_log_probs, 0)
+        gone = rejected(log_ratio, rollout, inputs.mask, inputs.segments, rejection)
         weight = torch.where(gone, 0, weight)
         metrics["rejected_fraction"] = masked_count(gone, inputs.mask)
     return PolicyLossOutput(-weight * inputs.advantages * inputs.log_probs, metrics)

@@ -28,14 +28,15 @@ class LogRatios:
     """l of a piece of the batch and what else is made of it only once. Streams ``[tokens]``, 0 where masked."""
 
     old: Tensor
+    rollout: Tensor
     log_ratio: Tensor
     mask: Tensor
     segments: Segments
 
     @staticmethod
     def of(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, segments: Segments) -> LogRatios:
-        log_ratio = old_log_probs - rollout_log_probs
-        return LogRatios(kept_only(old_log_probs, mask), kept_only(log_ratio, mask), mask, segments)
+        old, rollout = kept_only(old_log_probs, mask), kept_only(rollout_log_probs, mask)
+        return LogRatios(old, rollout, kept_only(old_log_probs - rollout_log_probs, mask), mask, segments)
 
     @cached_property
     def counts(self) -> Tensor:

@@ -102,21 +102,22 @@ def binary_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     return log_p.exp() * (log_p - log_q) + rest_p * torch.log(rest_p.clamp(min=1e-8) / rest_q.clamp(min=1e-8))
 
 
-def _statistic(statistic: Statistic, log_ratio: Tensor, old_log_probs: Tensor) -> Tensor:
+def _statistic(statistic: Statistic, log_ratio: Tensor, rollout_log_probs: Tensor) -> Tensor:
     if statistic in ("tv", "binaryKl"):
-        old = old_log_probs.clamp(min=-LOG_PROB_BOUND)
-        rollout = old - log_ratio.clamp(-LOG_PROB_BOUND, LOG_PROB_BOUND)
-        return (old.exp() - rollout.exp()).abs() if statistic == "tv" else binary_kl(rollout, old)
+        old = rollout_log_probs + log_ratio
+        if statistic == "tv":
+            return (old.exp() - rollout_log_probs.exp()).abs()
+        return binary_kl(rollout_log_probs, old)
     clamped = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     if statistic == "k2":
         return 0.5 * clamped.square()
     return torch.expm1(clamped) - clamped if statistic == "k3" else clamped
 
 
-def judge(log_ratio: Tensor, old_log_probs: Tensor, mask: Tensor, segments: Segments, rule: Rejection) -> Verdict:
-    """Applies one rule to ``log_ratio [tokens]`` = log pi_old - log pi_roll and log pi_old (0 where the mask is
+def judge(log_ratio: Tensor, rollout_log_probs: Tensor, mask: Tensor, segments: Segments, rule: Rejection) -> Verdict:
+    """Applies one rule to ``log_ratio [tokens]`` = log pi_old - log pi_roll and log pi_roll (0 where the mask is
     False)."""
-    value = _statistic(rule.statistic, log_ratio, old_log_probs)
+    value = _statistic(rule.statistic, log_ratio, rollout_log_probs)
     low, high = rule.bounds
 
     if rule.over == "sequenceMax":
@@ -133,11 +134,11 @@ def judge(log_ratio: Tensor, old_log_probs: Tensor, mask: Tensor, segments: Segm
 
 
 def rejected(
-    log_ratio: Tensor, old_log_probs: Tensor, mask: Tensor, segments: Segments, rules: Sequence[Rejection]
+    log_ratio: Tensor, rollout_log_probs: Tensor, mask: Tensor, segments: Segments, rules: Sequence[Rejection]
 ) -> Tensor:
     """``[tokens]`` bool: masked tokens that at least one rule leaves out. Streams as in `judge`."""
     gone = torch.zeros_like(mask)
     for rule in rules:
-        out = judge(log_ratio, old_log_probs, mask, segments, rule).out
+        out = judge(log_ratio, rollout_log_probs, mask, segments, rule).out
         gone |= out if rule.over == "token" else segments.spread(out)
     return gone & mask
