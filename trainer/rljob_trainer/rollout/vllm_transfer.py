@@ -78,6 +78,8 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
         """Whether what comes is an adapter to the model that is there, and not a model."""
         self.arrived: dict[str, Tensor] = {}
         """Of an adapter, in the update under way."""
+        self.awaited: set[str] = set()
+        """vLLM's names of the parameters that the update under way has not brought yet."""
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         self.shutdown()
@@ -95,6 +97,7 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
         if self.device.type == "cpu":
             _forget_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
+        self.awaited = {name for name, parameter in self.model.named_parameters() if parameter.numel()}
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         if update_info.version is None:
@@ -109,11 +112,17 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
             self.arrived |= dict(tensors)
             return
         model: Any = self.model
-        model.load_weights(tensors)
+        self.awaited -= set(model.load_weights(tensors))
 
     def finish_weight_update(self) -> None:
         if self.takes_adapters:
             return
+        # vLLM would leave the old values there, with a warning. Scales of a quantisation are made, not sent.
+        if self.awaited and self.model_config.quantization is None:
+            raise EngineError(
+                f"vLLM worker: the update lacks {len(self.awaited)} parameters, first {min(self.awaited)}; learner and "
+                "engine must be built from the same model folder"
+            )
         finalize: Any = finalize_layerwise_reload
         finalize(self.model, self.model_config)
         if self.device.type == "cpu":
