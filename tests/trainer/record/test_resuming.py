@@ -31,10 +31,10 @@ async def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, resume: str = "auto") -> tuple[Start, list[str]]:
+def start(folder: Path, resume: str = "auto", restore: str | None = None) -> tuple[Start, list[str]]:
     told: list[str] = []
     with OutputFolder(folder) as output:
-        return where_to_start(resume, None, output, state_of(output, None, 3), told.append), told
+        return where_to_start(resume, restore, output, state_of(output, None, 3), told.append), told
 
 
 def names(folder: Path) -> list[str]:
@@ -83,6 +83,16 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_and_says_
         f"what an earlier run left here is now in {tmp_path / 'earlier-1'}",
     ]
     assert start(tmp_path)[1] == []
+
+
+def test_one_that_starts_from_another_run_s_checkpoint_does_not_begin_anew(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "job.yaml").write_text("{}")
+    (other / ".lock").touch()
+    begun, told = start(other, restore=str(folder))
+    assert begun.checkpoint is not None
+    assert not any("begins anew" in line for line in told)
 
 
 @pytest.mark.parametrize("steps", [(2,), (1, 2)])

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rljob_trainer.errors import BucketError, CheckpointError, OtherFormatError, UnreadableError
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST = "manifest.json"
 DRIVER = "driver.json"
 LEARNER = "learner"

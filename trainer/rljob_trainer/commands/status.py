@@ -62,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _onwards(status: DriverStatus, folder: Path) -> str:
     """What the same command does after the run's process has gone. The status may be older than the last checkpoint."""
-    saved = status.checkpoint is not None or holds_checkpoints(folder)
+    # In a folder of somebody else's is what the run started from.
+    in_a_bucket = status.checkpoint is not None and "://" in status.checkpoint.uri
+    saved = in_a_bucket or holds_checkpoints(folder)
     return "continues the run" if saved else "begins anew: there is no checkpoint"
 
 

@@ -57,8 +57,10 @@ class RunFiles:
     @property
     def saved(self) -> bool:
         """Whether the run has a checkpoint of its own, to be continued from."""
-        own = self._start.own and self._start.checkpoint is not None
-        return own or (self._session is not None and self._session.checkpoint is not None)
+        begun_from, last = self._start.checkpoint, self._session.checkpoint if self._session is not None else None
+        if self._start.own and begun_from is not None:
+            return True
+        return last is not None and (begun_from is None or last.place != begun_from.place)
 
     def reads(self, model: str) -> None:
         """``model``: what is trained, in words."""

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import os
 import re
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -42,6 +43,18 @@ def _open_for_owner(path: Path) -> int:
     return descriptor
 
 
+def _lock_for_good(lock: int) -> None:
+    """Raises ``BlockingIOError`` when another run has it. Who only asks (``is_held``) has it for an instant."""
+    for pause in (0.05, 0.5, None):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if pause is None:
+                raise
+            time.sleep(pause)
+
+
 def is_held(folder: Path) -> bool | None:
     """Whether a run is at work in a folder; None: that cannot be told."""
     try:
@@ -52,6 +65,8 @@ def is_held(folder: Path) -> bool | None:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:  # a file system without such locks
+        return None
     finally:
         os.close(lock)
     return False
@@ -75,7 +90,7 @@ class OutputFolder:
             self._refuse_files_of_others()
             self._lock = _open_for_owner(self.path / _LOCK)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_for_good(self._lock)
         except BlockingIOError:
             os.close(self._lock)
             self._lock = None

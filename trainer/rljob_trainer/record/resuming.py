@@ -57,7 +57,7 @@ def where_to_start(
                 "put a copy back. `rljob run --resume never` begins anew and sets them aside; on a cluster make a new "
                 "job, or move the folder away"
             )
-        if output.holds_a_run:
+        if output.holds_a_run and restore is None:
             report(f"an earlier run in {output.path} ended before its first checkpoint, so this one begins anew")
     named = restore if resume == AUTO else None if resume == NEVER else resume
     if named is None:
