@@ -57,10 +57,10 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str | None:
     letters = _letters(wrong)
     if letters in by_letters:
         return by_letters[letters]
-    with_it = [name for name in by_letters.values() if letters in _words(name)]
-    if len(with_it) == 1:
-        return with_it[0]
     close = difflib.get_close_matches(letters, by_letters, n=3, cutoff=0.75)
+    with_it = [name for name in by_letters.values() if letters in _words(name)]
+    if len(with_it) == 1 and not difflib.get_close_matches(letters, by_letters, cutoff=0.9):
+        return with_it[0]
     if close:
         return by_letters[next((name for name in close if sorted(name) == sorted(letters)), close[0])]
     by_initials = {"".join(word[0] for word in _words(name)): name for name in by_letters.values()}

@@ -101,6 +101,8 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ("initials", *more("trainer: {optimizer: {lr: 1e-6}}"), "spec.trainer.optimizer.lr", "did you mean learningRate?"),
     ("initials in the wrong section", *more("trainer: {lr: 1e-6}"), "spec.trainer.lr",
      "did you mean spec.trainer.optimizer.learningRate?"),
+    ("a letter of a field that is also a word of another", *more("rollout: {replica: 2}"), "spec.rollout.replica",
+     "did you mean replicas?"),
     ("a word of a field", *more("trainer: {gpus: 1}"), "spec.trainer.gpus", "did you mean gpusPerReplica?"),
     ("a field of a section far away", "{source: org/model}", "{source: org/model, path: here}", "spec.model.path",
      "the fields here are source"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,23 @@ def test_a_random_model_without_a_place_is_refused_as_the_operator_does(
     )
     assert captured.out.splitlines()[-1].startswith(line)
     assert captured.err.splitlines()[-1].startswith(line)
+
+
+def test_of_several_jobs_the_one_that_is_refused_is_named_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = yaml.safe_load(JOB)
+    other["metadata"]["name"] = "other"
+    other["spec"]["model"] = {"random": {"contextLength": 2048, "tokenizer": {"characters": "abc"}}}
+    del other["spec"]["checkpoint"]
+    job = tmp_path / "jobs.yaml"
+    job.write_text(f"{JOB}\n---\n{yaml.safe_dump(other)}")
+    assert main(["validate", "--schema-only", "--cluster", str(job)]) == 64
+    second = job.read_text()[: job.read_text().index("---")].count("\n") + 1
+    (line,) = capsys.readouterr().out.splitlines()
+    named = re.match(rf"{job}:(\d+): spec\.checkpoint\.uri: ", line)
+    assert named is not None
+    assert int(named[1]) > second
 
 
 def test_both_commands_print_the_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

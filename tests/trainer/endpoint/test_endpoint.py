@@ -211,6 +211,7 @@ async def test_a_call_that_is_only_thought_of_is_none(endpoint: Endpoint, log: E
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 2}, "n"),
     ({"temperature": "hot"}, "temperature"),
+    ({"stop": [1]}, "stop"),
     ({"seed": 1}, "seed"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"frequency_penalty": 0.1}, "frequency_penalty"),

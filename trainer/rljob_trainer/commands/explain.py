@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         parts = ["spec", *parts]
     if parts[:3] == ["spec", "algorithm", "presets"]:
         return _presets(parts[3:])
-    if len(parts) == 2 and parts[1] in PRESETS:
+    if len(parts) == 2 and parts[0] == "spec" and parts[1] in PRESETS:
         return _presets(parts[1:])
     path = ".".join(parts)
     if schema.find(parts) is None and (places := _below_the_top(".".join(parts[1:]))):

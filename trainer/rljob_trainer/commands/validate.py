@@ -51,7 +51,12 @@ def run(args: argparse.Namespace) -> int:
     found = _violations(args.file, args.set, args.schema_only, args.overlays, lacking, outcomes)
     jobs = [resolve(outcome.job) for outcome in outcomes if outcome.job is not None]
     if args.cluster:
-        found += [(None, violation) for job in jobs for violation in refused(job)]
+        found += [
+            (_place(args.file, outcome, violation), violation)
+            for outcome in outcomes
+            if outcome.job is not None
+            for violation in refused(resolve(outcome.job))
+        ]
     for place, violation in found:
         print(f"{place}: " if len(outcomes) > 1 and place else "", violation, sep="")
     if not found and not args.quiet:
@@ -102,9 +107,12 @@ def _violations(
                 if (problem.name or "").startswith("rljob_"):
                     raise  # no extra brings what is ours
                 lacking.append(problem)
-        document = outcome.document
-        found += [(f"{file}:{document.line_of(v.parts)}" if document else None, v) for v in violations]
+        found += [(_place(file, outcome, violation), violation) for violation in violations]
     return found
+
+
+def _place(file: str, outcome: Checked, violation: Violation) -> str | None:
+    return f"{file}:{outcome.document.line_of(violation.parts)}" if outcome.document else None
 
 
 def _shape(job: ResolvedJob, file: str) -> ModelShape | None:

@@ -93,9 +93,11 @@ def _not_taken(given: Mapping[str, Any], sampling: SamplingSettings) -> Mapping[
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise invalid(name, f"{name} is {value!r}, and a number is wanted")
         if value != ours:
-            instead[name] = f"{name} {value:g}, and answers are drawn as the job says: {ours:g}"
-    if given.get("stop"):
-        instead["stop"] = f"stop {given['stop']!r}, and answers go on until the model ends them itself"
+            instead[name] = f"{name} {str(value)[:20]}, and answers are drawn as the job says: {ours:g}"
+    if stop := given.get("stop"):
+        if not all(isinstance(text, str) for text in (stop if isinstance(stop, list) else [stop])):
+            raise invalid("stop", "stop is not a text or a list of texts")
+        instead["stop"] = f"stop {str(stop)[:80]!r}, and answers go on until the model ends them itself"
     return instead
 
 
