@@ -95,7 +95,7 @@ def test_a_job_that_was_suspended_and_lost_its_trainer_ends_as_one_that_was_left
         "stop": {"steps": steps},
         "validation": {"every": FOREVER, "atStart": False},
         "retry": {"backoffSeconds": 1},
-        "code": {"configMap": "paced"},
+        "code": [{"configMap": "paced"}],
         "reward": {"functions": [{"type": "custom", "function": "paced:paced"}], "workers": 2},
     }
     code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "paced"}, "data": {"paced.py": PACED}}
