@@ -115,7 +115,7 @@ async def test_one_that_another_version_wrote_is_not_stepped_over(make) -> None:
     await write(store, 1)
     newest = await write(store, 2)
     ObjectBucket(newest.place).write("manifest.json", b'{"format": 9, "step": 2, "files": {}}')
-    with pytest.raises(CheckpointError, match="has format 9; this version of rljob reads 4"):
+    with pytest.raises(CheckpointError, match="has format 9; this version of rljob reads 5"):
         latest(store, pytest.fail)
 
 

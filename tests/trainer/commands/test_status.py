@@ -24,16 +24,18 @@ with OutputFolder(Path(sys.argv[1])):
 
 
 @pytest.mark.parametrize(
-    ("step", "written", "onwards"),
+    ("place", "written", "onwards"),
     [
         (None, False, "begins anew: there is no checkpoint"),
-        (20, False, "continues the run"),
+        ("s3://bucket/run", False, "continues the run"),
+        # What it has started from.
+        ("/another/run", False, "begins anew: there is no checkpoint"),
         # The status is written every few seconds.
         (None, True, "continues the run"),
     ],
 )
 def test_a_run_that_was_killed_is_not_said_to_work(
-    tmp_path: Path, step: int | None, written: bool, onwards: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, place: str | None, written: bool, onwards: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, now = tmp_path / "run", datetime.now(UTC)
     with subprocess.Popen([sys.executable, "-c", HOLDS, folder], stdout=subprocess.PIPE, text=True) as process:
@@ -47,7 +49,7 @@ def test_a_run_that_was_killed_is_not_said_to_work(
             doing="the trainer works: update",
             eta=now,
             pools=Pools(rollout=RolloutStatus(desired=1, ready=1), trainer=TrainerStatus(desired=1, ready=1)),
-            checkpoint=None if step is None else LastCheckpoint(uri="here", step=step, time=now),
+            checkpoint=None if place is None else LastCheckpoint(uri=place, step=20, time=now),
         )
         (folder / "status.json").write_text(status.model_dump_json(by_alias=True, exclude_none=True))
         assert main(["status", str(folder)]) == 0

@@ -86,13 +86,14 @@ def bypass_ppo_clip(
     The ratio is the importance weight, so there is none beside it. ``rejection`` compares the present policy (without
     gradient) with pi_roll; rejected tokens lose their gradient, the counts by which losses are divided stay.
     """
-    anchored = replace(inputs, old_log_probs=inputs.rollout("bypassPpoClip"))
+    rollout = inputs.rollout("bypassPpoClip")
+    anchored = replace(inputs, old_log_probs=rollout)
     output = clipped_objective(
         anchored.ratio, inputs.advantages, inputs.mask, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
     )
     per_token, metrics = output.per_token, output.metrics | ratio_metrics(anchored)
     if rejection:
-        rollout = torch.where(inputs.mask, anchored.old_log_probs, 0)
+        rollout = torch.where(inputs.mask, rollout, 0)
         gone = rejected(anchored.log_ratio.detach(), rollout, inputs.mask, inputs.segments, rejection)
         per_token = torch.where(gone, 0, per_token)
         metrics["rejected_fraction"] = masked_count(gone, inputs.mask)

@@ -135,7 +135,8 @@ def bypass_reinforce(
     mini-batch (over tokens or sequences, as the level says), for one more forward pass. ``rejection`` as in
     bypassPpoClip.
     """
-    anchored = replace(inputs, old_log_probs=inputs.rollout("bypassReinforce"))
+    rollout = inputs.rollout("bypassReinforce")
+    anchored = replace(inputs, old_log_probs=rollout)
     log_ratio = anchored.log_ratio.detach()
     metrics = ratio_metrics(anchored)
     weight = torch.ones_like(log_ratio)
@@ -148,7 +149,7 @@ def bypass_reinforce(
             assert inputs.selection is not None
             weight = weight / inputs.selection.to(weight.dtype)
     if rejection:
-        rollout = torch.where(inputs.mask, anchored.old_log_probs, 0)
+        rollout = torch.where(inputs.mask, rollout, 0)
         gone = rejected(log_ratio, rollout, inputs.mask, inputs.segments, rejection)
         weight = torch.where(gone, 0, weight)
         metrics["rejected_fraction"] = masked_count(gone, inputs.mask)

@@ -97,7 +97,7 @@ def _not_taken(given: Mapping[str, Any], sampling: SamplingSettings) -> Mapping[
     if stop := given.get("stop"):
         if not all(isinstance(text, str) for text in (stop if isinstance(stop, list) else [stop])):
             raise invalid("stop", "stop is not a text or a list of texts")
-        instead["stop"] = f"stop {str(stop)[:80]!r}, and answers go on until the model ends them itself"
+        instead["stop"] = f"stop {str(stop)[:80]}, and answers go on until the model ends them itself"
     return instead
 
 

@@ -79,7 +79,7 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
         self.arrived: dict[str, Tensor] = {}
         """Of an adapter, in the update under way."""
         self.awaited: set[str] = set()
-        """vLLM's names of the parameters that the update under way has not brought yet."""
+        """vLLM's names of the parameters that the latest update has not brought, or not yet."""
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         self.shutdown()
@@ -117,12 +117,6 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
     def finish_weight_update(self) -> None:
         if self.takes_adapters:
             return
-        # vLLM would leave the old values there, with a warning. Scales of a quantisation are made, not sent.
-        if self.awaited and self.model_config.quantization is None:
-            raise EngineError(
-                f"vLLM worker: the update lacks {len(self.awaited)} parameters, first {min(self.awaited)}; learner and "
-                "engine must be built from the same model folder"
-            )
         finalize: Any = finalize_layerwise_reload
         finalize(self.model, self.model_config)
         if self.device.type == "cpu":
@@ -216,6 +210,14 @@ def take(worker: VLLMWorker, tensors: list[tuple[str, Tensor]]) -> None:
 
 def finish_update(worker: VLLMWorker) -> None:
     worker.finish_weight_update()
+
+
+def lacking(worker: VLLMWorker) -> set[str]:
+    """Parameters that the update which has finished did not bring, by vLLM's names: with a warning vLLM has left their
+    old values there."""
+    transfer: RljobWeightTransfer = worker.weight_transfer_engine
+    # Scales of a quantisation are made, not sent.
+    return transfer.awaited if transfer.model_config.quantization is None else set()
 
 
 def received(worker: VLLMWorker) -> tuple[ReceiveReport, Manifest]:
