@@ -120,5 +120,4 @@ def test_tensors_of_this_process_do_not_reach_them(engine: VLLMEngine, llama: Pr
     engine.begin_update()
     with pytest.raises(EngineError, match=r"cannot reach workers in other processes; use receive_weights\(\)"):
         engine.load(llama.named_parameters())
-    with pytest.raises(EngineError, match=r"lacks \d+ parameters, first"):
-        engine.finish_update(engine.version, Manifest([]))
+    engine.finish_update(engine.version, Manifest([]))

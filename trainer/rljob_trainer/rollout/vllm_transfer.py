@@ -78,8 +78,6 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
         """Whether what comes is an adapter to the model that is there, and not a model."""
         self.arrived: dict[str, Tensor] = {}
         """Of an adapter, in the update under way."""
-        self.awaited: set[str] = set()
-        """vLLM's names of the parameters that the latest update has not brought, or not yet."""
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         self.shutdown()
@@ -97,7 +95,6 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
         if self.device.type == "cpu":
             _forget_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
-        self.awaited = {name for name, parameter in self.model.named_parameters() if parameter.numel()}
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         if update_info.version is None:
@@ -112,7 +109,7 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
             self.arrived |= dict(tensors)
             return
         model: Any = self.model
-        self.awaited -= set(model.load_weights(tensors))
+        model.load_weights(tensors)
 
     def finish_weight_update(self) -> None:
         if self.takes_adapters:
@@ -210,14 +207,6 @@ def take(worker: VLLMWorker, tensors: list[tuple[str, Tensor]]) -> None:
 
 def finish_update(worker: VLLMWorker) -> None:
     worker.finish_weight_update()
-
-
-def lacking(worker: VLLMWorker) -> set[str]:
-    """Parameters that the update which has finished did not bring, by vLLM's names: with a warning vLLM has left their
-    old values there."""
-    transfer: RljobWeightTransfer = worker.weight_transfer_engine
-    # Scales of a quantisation are made, not sent.
-    return transfer.awaited if transfer.model_config.quantization is None else set()
 
 
 def received(worker: VLLMWorker) -> tuple[ReceiveReport, Manifest]:
