@@ -61,6 +61,7 @@ def test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same(
     whole, killed = runner.folder / "whole", runner.folder / "killed"
     printed = runner.run("run", job, "--output", whole, cold=True)
     assert "succeeded: 6 of 6 steps are done" in printed
+    assert printed.rstrip().endswith(f"export the model: rljob export {whole} --to DIR")
 
     records = metrics_of(whole)
     assert [r["step"] for r in records] == [0, 1, 2, 3, 4, 5, 6]

@@ -126,11 +126,11 @@ def response_decoder(
     decode = _decoder(tokenizer, skip_special_tokens=False)
     stops = frozenset(stop_token_ids)
 
-    def text(ids: list[int]) -> list[int]:
+    def without_stops(ids: list[int]) -> list[int]:
         ids = ids[:-1] if ids and ids[-1] in stops else ids
         return ids if stops.isdisjoint(ids) else [id for id in ids if id not in stops]
 
-    return lambda responses: decode(list(map(text, responses)))
+    return lambda responses: decode(list(map(without_stops, responses)))
 
 
 def _decoder(
