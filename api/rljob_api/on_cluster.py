@@ -1,4 +1,4 @@
-"""What cannot work in the pods of a cluster, or not as on one machine, though the job is valid."""
+"""What does not work in a cluster's pods, or works differently than on one machine, although the job is valid."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def cluster_notes(job: ResolvedJob) -> Iterator[Violation]:
     if job.spec.checkpoint.uri is None and job.spec.model.random is None:
         yield Violation(
             "spec.checkpoint.uri",
-            "is not set, so a job that is suspended or loses its head pod begins anew, and what it trained goes with "
-            "its pods",
+            "is not set, so a job that is suspended or loses its head pod starts over, and its trained weights are "
+            "lost with its pods",
             f"set {_PLACES}",
         )
     yield from _pods_without_size(job)
@@ -63,14 +63,14 @@ def _code_that_is_not_there(job: ResolvedJob) -> Iterator[Violation]:
         if function is not None and not spec.code:
             yield Violation(
                 path,
-                f"the module {function.partition(':')[0]} is in no pod, unless the image has it",
+                f"no pod has the module {function.partition(':')[0]} unless it is in the image",
                 "mount it by spec.code (a ConfigMap or a claim), or build it into the image",
             )
     if files := [part for part in environment.command if part.endswith(".py") and not part.startswith("/")]:
         yield Violation(
             "spec.rollout.environment.command",
-            f"{files[0]} is beside the job file on this machine, and pods have nothing but that file there",
-            "write the path that it has in the image or in a volume",
+            f"{files[0]} is next to the job file on this machine, and no pod has it",
+            "write its path in the image or in a volume",
         )
 
 
@@ -92,7 +92,7 @@ def _pods_without_size(job: ResolvedJob) -> Iterator[Violation]:
     if paths:
         yield Violation(
             ", ".join(paths),
-            "say neither CPU nor memory, so Kubernetes puts these pods onto full nodes too, and ends them first where "
-            "memory runs out",
-            "set requests of cpu and memory, and a limit of memory (rljob plan JOB --memory says how much)",
+            "request neither CPU nor memory, so Kubernetes also places these pods on full nodes, and evicts them first "
+            "when memory runs out",
+            "set requests for cpu and memory, and a memory limit (rljob plan JOB --memory computes them)",
         )
