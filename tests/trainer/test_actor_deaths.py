@@ -31,7 +31,7 @@ def died(message: str) -> ActorDiedError:
         pytest.param(died(NODE), "^its node has died. Node Id: 1f2e$", id="node"),
         pytest.param(
             OutOfMemoryError("Memory on the node was 0.47GB used / 0.49GB limit (0.95)"),
-            "^out of memory, 0.47GB of 0.49GB were in use: Ray ended its process; give it more memory$",
+            "^out of memory, 0.47GB of 0.49GB were in use: Ray killed its process; give it more memory$",
             id="Ray was first",
         ),
     ],

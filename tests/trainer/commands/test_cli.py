@@ -52,7 +52,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["vaildate"]) == 2
-    assert "there is no verb 'vaildate'; did you mean validate?" in capsys.readouterr().err
+    assert "unknown verb 'vaildate'; did you mean validate?" in capsys.readouterr().err
 
 
 def test_arguments_and_exit_code(verb: types.ModuleType) -> None:
@@ -98,7 +98,7 @@ def test_help_of_a_verb(verb: types.ModuleType, capsys: pytest.CaptureFixture[st
         (JobFileError("spec.x: wrong; mend it"), 64, "rljob probe: spec.x: wrong; mend it\n"),
         (DataError("line 3 is cut"), 65, "rljob probe: line 3 is cut\n"),
         (DeadlineError("engine 3 did not answer"), 75, "rljob probe: engine 3 did not answer\n"),
-        (JobInvalid([Violation("a", "b", "c")]), 64, "rljob probe: the job file is not valid:\na: b; c\n"),
+        (JobInvalid([Violation("a", "b", "c")]), 64, "rljob probe: the job file is invalid:\na: b; c\n"),
         (KeyboardInterrupt(), 130, "rljob probe: interrupted\n"),
     ],
 )
@@ -240,8 +240,8 @@ def test_the_base_wheel_says_which_extra_a_verb_needs(tmp_path: Path) -> None:
     codes = {"validate": "0", "explain": "0", "render": "0", "export": "66"}  # the run has no checkpoint
     assert ended == {verb: codes.get(verb, "1") for verb, *_ in commands}
     for verb in ("run", "eval", "plan", "drive"):
-        assert f"rljob {verb}: needs the module " in ran.stderr
-    assert ran.stderr.count("the extra trainer brings it: pip install 'rljob[trainer,cpu]'") == 4
+        assert f"rljob {verb}: the module " in ran.stderr
+    assert ran.stderr.count("install the extra trainer: pip install 'rljob[trainer,cpu]'") == 4
 
 
 def test_without_the_trainer_job_files_are_validated_by_themselves(tmp_path: Path) -> None:

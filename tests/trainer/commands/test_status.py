@@ -44,7 +44,7 @@ def test_a_run_that_was_killed_is_not_said_to_work(
             attempt=1,
             time=now,
             step=21,
-            doing="the trainer works: update",
+            doing="the trainer is working: update",
             eta=now,
             pools=Pools(rollout=RolloutStatus(desired=1, ready=1), trainer=TrainerStatus(desired=1, ready=1)),
             checkpoint=None if step is None else LastCheckpoint(uri="here", step=step, time=now),
@@ -53,7 +53,7 @@ def test_a_run_that_was_killed_is_not_said_to_work(
         assert main(["status", str(folder)]) == 0
         first, doing, *_ = capsys.readouterr().out.splitlines()
         assert first.endswith(" left")
-        assert doing == "the trainer works: update"
+        assert doing == "the trainer is working: update"
         if written:
             (folder / "checkpoints/step-00000021").mkdir(parents=True)
             (folder / "checkpoints/step-00000021/manifest.json").touch()
@@ -64,4 +64,4 @@ def test_a_run_that_was_killed_is_not_said_to_work(
     assert first == "step 21, version 0, attempt 1"
     assert gone == f"the run's process is gone: it was killed, or its machine stopped; the same command {onwards}"
     assert last.startswith("its last words, ")
-    assert last.endswith(" ago: the trainer works: update")
+    assert last.endswith(" ago: the trainer is working: update")

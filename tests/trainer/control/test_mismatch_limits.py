@@ -43,7 +43,7 @@ def test_the_samples_that_are_most_apart_are_named() -> None:
     world = World(patience=1)
     world.limits.look(1, replace(FAR, worst="sample 2 of prompt 17 by 0.9 nats"))
     assert "too far apart: mismatch/kl 0.3 is above 0.1" in world.said[0]
-    assert "(most of all sample 2 of prompt 17 by 0.9 nats)" in world.said[0]
+    assert "(worst: sample 2 of prompt 17 by 0.9 nats)" in world.said[0]
 
 
 @pytest.mark.parametrize(

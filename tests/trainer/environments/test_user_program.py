@@ -133,10 +133,10 @@ def test_what_cannot_be_called_is_refused_at_the_start(
 
 
 def test_a_module_that_is_not_there_or_raises_is_named(folder: Path) -> None:
-    with pytest.raises(JobFileError, match="absent_module:x cannot be imported"):
+    with pytest.raises(JobFileError, match="cannot import absent_module:x"):
         program_of("absent_module:x", {}, FIELD, folder)
     (folder / "keyless_module.py").write_text("{}['key']")
-    with pytest.raises(JobFileError, match=r"cannot be imported \(KeyError: 'key'\)"):
+    with pytest.raises(JobFileError, match=r"cannot import \S+ \(KeyError: 'key'\)"):
         program_of("keyless_module:x", {}, FIELD, folder)
     (folder / "broken_module.py").write_text("1 / 0")
     with pytest.raises(JobFileError, match="ZeroDivisionError"):
@@ -163,5 +163,5 @@ async def test_what_is_no_text_is_not_told_to_the_model(folder: Path, name: str,
 
 def test_a_module_that_ends_its_interpreter_is_told_and_ends_nothing(folder: Path) -> None:
     (folder / "a_script_that_exits.py").write_text("raise SystemExit(0)")
-    with pytest.raises(JobFileError, match=r"a_script_that_exits:main cannot be imported \(SystemExit: 0\)"):
+    with pytest.raises(JobFileError, match=r"cannot import a_script_that_exits:main \(SystemExit: 0\)"):
         program_of("a_script_that_exits:main", {}, FIELD, folder)

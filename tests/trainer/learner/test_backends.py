@@ -261,7 +261,7 @@ def test_a_backend_is_found_by_its_name_or_its_class(monkeypatch: pytest.MonkeyP
     (tmp_path / "of_a_user.py").write_text("from pipeline_backend import Pipeline as Own\nclass Nothing: ...\n")
     monkeypatch.setattr("sys.path", [*sys.path])
     assert isinstance(backend_of("of_a_user:Own", [str(tmp_path)]), Pipeline)
-    with pytest.raises(JobFileError, match=r"of_a_user:Absent is not there: \w*of_a_user has no Absent"):
+    with pytest.raises(JobFileError, match=r"of_a_user:Absent: the module \w*of_a_user has no Absent"):
         backend_of("of_a_user:Absent")
     with pytest.raises(JobFileError, match="is no backend, it has no placement, rules"):
         backend_of("of_a_user:Nothing")

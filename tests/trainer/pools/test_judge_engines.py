@@ -146,8 +146,8 @@ async def test_what_a_lost_engine_had_in_hand_is_answered_by_others(folder: Path
         # The last question may come when the engines are full already.
         await until(lambda: (sum(standing.running for standing in engines.standings()), engines.waiting) == (16, 4))
         wait = stage.waits.beside["the judge pool"]
-        assert wait.reason().startswith("2 of 2 engines to answer 16 questions, the oldest for ")
-        assert wait.reason().endswith("; 4 more are in the queue")
+        assert wait.reason().startswith("2 of 2 engines to answer 16 questions, oldest ")
+        assert wait.reason().endswith("; 4 more in the queue")
         assert 0 < (stage.waits.left(wait) or 0) <= 60  # requestSeconds
         stage.free = True
         stage.engines[0].kill()
@@ -170,7 +170,7 @@ async def test_while_no_engine_lives_questions_wait_by_name_and_are_answered_lat
         await until(lambda: sum(standing.running for standing in engines.standings()) == 5)
         stage.problem = EngineError("no place")
         stage.engines[0].kill()
-        said = "engines: none of 1 is there; 5 more are in the queue; the last did not come up: no place"
+        said = "engines: 0 of 1 are up; 5 more in the queue; the last one failed to start: no place"
         await until(lambda: stage.waits.beside["the judge pool"].reason() == said)
         stage.problem, stage.free = None, True
         results = await scoring

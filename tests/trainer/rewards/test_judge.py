@@ -216,7 +216,7 @@ async def test_a_judge_that_is_down_is_a_named_wait_until_it_is_back() -> None:
         scoring = asyncio.create_task(opened.score_responses(responses("seven", "x")))
         await until(lambda: bool(waits.beside))
         wait = waits.beside["reward judge"]
-        assert f"reward judge waits for the judge m at http://127.0.0.1:{port}/v1, asked" in wait.sentence
+        assert f"reward judge waits for the judge m at http://127.0.0.1:{port}/v1, tried" in wait.sentence
         assert "ClientConnectorError" in wait.sentence
         left = waits.left(wait)
         assert left is not None

@@ -268,15 +268,15 @@ async def test_who_waits_for_what_is_said() -> None:
         others = [asyncio.create_task(scorers.score("m", row("a"))) for _ in range(2)]
         await until(lambda: scorers.waiting == 2)
         (wait,) = waits.beside.values()
-        assert wait.sentence.startswith("the pool waits for 1 of 1 replicas to score 1 samples, the oldest for")
-        assert wait.sentence.endswith("s; 2 more are in the queue")
+        assert wait.sentence.startswith("the pool waits for 1 of 1 replicas to score 1 samples, oldest")
+        assert wait.sentence.endswith("s; 2 more in the queue")
         assert waits.left(wait) is None
         stage.problem = RewardWorkerError("no room")
         stage.replicas[0].die()
         await until(lambda: "no room" in wait.sentence)
         assert wait.sentence == (
-            "the pool waits for replicas: none of 1 is there; 3 more are in the queue; "
-            "the last did not come up: no room"
+            "the pool waits for replicas: 0 of 1 are up; 3 more in the queue; "
+            "the last one failed to start: no room"
         )
         assert waits.left(wait) is not None
         stage.problem = None

@@ -513,7 +513,7 @@ async def test_a_request_that_no_engine_can_run_fails_alone(spec: EngineSpec) ->
 
 
 async def test_an_engine_that_cannot_be_built_says_why(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"engine x: it could not be built: .*config\.json") as raised:
+    with pytest.raises(EngineError, match=r"engine x: it failed to initialize: .*config\.json") as raised:
         await RayEngine.start("x", EngineSpec("torch", str(tmp_path)), num_cpus=0)
     assert not isinstance(raised.value, EngineLostError)  # another start would fail as this one did
 

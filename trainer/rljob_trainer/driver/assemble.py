@@ -275,7 +275,7 @@ def learner_stages(spec: ResolvedSpec, times: StageTimes, waits: Waits) -> Stage
     """Measures the stages of a training step; in those that are the learner's, the trainer waits for it."""
     ranks = "the learner" if spec.trainer.ranks == 1 else f"the learner's {spec.trainer.ranks} ranks"
     reasons = {
-        "score": f"{ranks} to score the batch before the update",
+        "score": f"{ranks} to score the batch for the update",
         "update": f"{ranks} to finish the update",
     }
 

@@ -84,7 +84,7 @@ class Saving:
             parts.fence.check,
         )
         seconds, place = float(parts.job.spec.deadlines.progress_seconds), parts.checkpoints.place
-        waiting = parts.waits.wait("trainer", f"the checkpoint of step {step} to be written into {place}", seconds)
+        waiting = parts.waits.wait("trainer", f"the checkpoint of step {step} to be written to {place}", seconds)
         with parts.times.stage("checkpoint"), waiting:
             try:
                 async with asyncio.timeout(seconds):

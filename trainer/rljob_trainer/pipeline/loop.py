@@ -199,8 +199,8 @@ class Pipeline:
         samples = self.rollout.waiting_for(*self.schedule.awaited(last=self._exhausted))
         late = self.schedule.late(last=self._exhausted) if self.schedule.settings.on_deadline == "wait" else []
         if late:
-            groups = "1 group" if len(late) == 1 else f"{len(late)} groups"
-            samples += f"; for {groups} alone, as pipeline.staleness.onDeadline: wait says"
+            groups = "1 late group holds" if len(late) == 1 else f"{len(late)} late groups hold"
+            samples += f"; only {groups} up the batch (pipeline.staleness.onDeadline: wait)"
         return f"prompts to be read; {samples}" if self._reading else samples
 
     def _finished_at(self) -> float:

@@ -303,15 +303,15 @@ class JudgeEngines:
 
     def _reason(self) -> str:
         standings = [standing for standing in self.standings() if standing.state == "serving"]
-        said = f"{len(standings)} of {self.wanted} engines" if standings else f"engines: none of {self.wanted} is there"
+        said = f"{len(standings)} of {self.wanted} engines" if standings else f"engines: 0 of {self.wanted} are up"
         parts = [said]
         if running := sum(standing.running for standing in standings):
             oldest = max(standing.seconds for standing in standings)
-            parts[0] += f" to answer {running} questions, the oldest for {oldest:.1f} s"
+            parts[0] += f" to answer {running} questions, oldest {oldest:.1f} s"
         if self.waiting:
-            parts.append(f"{self.waiting} more are in the queue")
+            parts.append(f"{self.waiting} more in the queue")
         if not standings and self._count.problem is not None:
-            parts.append(f"the last did not come up: {self._count.problem}")
+            parts.append(f"the last one failed to start: {self._count.problem}")
         elif self._count.loss is not None:
             parts.append(self._count.loss)
         return "; ".join(parts)

@@ -118,7 +118,7 @@ class WeightPublication:
         """
         async with self.between("trainer", f"version {version} is being published", self._seconds):
             for attempt in range(1, _ATTEMPTS + 1):
-                with self._waits.wait("trainer", f"an engine to take version {version}: all are lost"):
+                with self._waits.wait("trainer", f"an engine to take version {version}: all engines are lost"):
                     await self._replacement()
                 try:
                     await self._send_to(lambda: self._pool.engines, version, "trainer", is_new=True)
@@ -151,7 +151,7 @@ class WeightPublication:
 
     async def resend(self, engine: EngineHandle) -> None:
         """Gives one engine the pool's version once more, from a learner that still holds it."""
-        async with self.between("trainer", f"engine {engine.name} gets its weights once more", self._seconds):
+        async with self.between("trainer", f"engine {engine.name} gets its weights again", self._seconds):
             await self._send_to(self._only(engine), self._pool.version, "trainer")
 
     def admit_by(self, look: Admits) -> None:
@@ -224,7 +224,7 @@ class WeightPublication:
             names = f"engine{'s' if len(wanted) > 1 else ''} {', '.join(engine.name for engine in wanted)}"
             failure = None
             if wanted != self._connected:
-                with self._waits.wait(who, f"{names} and the learner to meet", self._seconds + _SLACK_SECONDS):
+                with self._waits.wait(who, f"{names} and the learner to connect", self._seconds + _SLACK_SECONDS):
                     failure = await self._connect(wanted)
             if failure is None:
                 what = f"{names} to load version {version} from the learner"

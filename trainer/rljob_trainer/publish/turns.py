@@ -151,13 +151,13 @@ class SharedDevices:
         await self._engines_turn.end()
         # What comes next is an update or a checkpoint that is read, and then new weights.
         await self._engines(lambda engine: engine.within(_TURN_SECONDS, EngineLoop.sleep, False), "to free the device")
-        with self._waits.wait("trainer", "the learner's state on the device", self._seconds):
+        with self._waits.wait("trainer", "the learner's state to be moved to the device", self._seconds):
             await self._learner.wake()
 
     async def to_engines(self) -> None:
         await self._rest(actor=False)
         await self._engines(
-            lambda engine: engine.within(_TURN_SECONDS, EngineLoop.wake_weights), "to take the device for its weights"
+            lambda engine: engine.within(_TURN_SECONDS, EngineLoop.wake_weights), "to move its weights to the device"
         )
 
     async def wait_for_replacement(self) -> None:
@@ -224,13 +224,13 @@ class SharedDevices:
         if engine.place is None:
             return
         with (
-            self._waits.wait("trainer", f"engine {engine.name}, which is lost, to be gone", END_SECONDS),
+            self._waits.wait("trainer", f"lost engine {engine.name} to exit", END_SECONDS),
             suppress(EngineError, DeadlineError),
         ):
             # Ray says that an actor is dead when it begins to end it.
             await engine.within(END_SECONDS, EngineLoop.wait_until_ended)
         if self._gone is not None:
-            gone = f"the processes of engine {engine.name}, which is lost, to be gone"
+            gone = f"the processes of lost engine {engine.name} to exit"
             with self._waits.wait("trainer", gone, END_SECONDS):
                 await self._gone(engine.place)
 

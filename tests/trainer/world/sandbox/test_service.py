@@ -80,7 +80,7 @@ async def test_a_service_that_comes_late_is_waited_for_by_name() -> None:
     while not waits.beside:  # noqa: ASYNC110  nobody says it
         await asyncio.sleep(0.01)
     (wait,) = waits.beside.values()
-    assert wait.sentence.startswith(f"reward.sandbox waits for the sandbox at http://127.0.0.1:{port}, asked once (")
+    assert wait.sentence.startswith(f"reward.sandbox waits for the sandbox at http://127.0.0.1:{port}, tried once (")
     assert 0 < (waits.left(wait) or 0) <= 20
     async with playing_sandbox(port=port):
         await entering

@@ -331,8 +331,8 @@ class Judge:
 
     def _reason(self) -> str:
         latest = max(self._away.values(), key=lambda away: away.tries)
-        questions = "1 question waits" if len(self._away) == 1 else f"{len(self._away)} questions wait"
-        return f"{self._name}, asked {_times(latest.tries)} ({latest.problem}); {questions}"
+        questions = "1 question waiting" if len(self._away) == 1 else f"{len(self._away)} questions waiting"
+        return f"{self._name}, tried {_times(latest.tries)} ({latest.problem}); {questions}"
 
 
 def _times(number: int) -> str:

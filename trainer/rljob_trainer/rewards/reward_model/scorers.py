@@ -354,14 +354,14 @@ class Scorers:
     def _reason(self) -> str:
         serving = self._serving()
         busy = [life.batch for life in serving if life.batch is not None]
-        said = [f"{len(serving)} of {self.wanted} replicas" if serving else f"replicas: none of {self.wanted} is there"]
+        said = [f"{len(serving)} of {self.wanted} replicas" if serving else f"replicas: 0 of {self.wanted} are up"]
         if rows := sum(len(batch.rows) for batch in busy):
             oldest = time.monotonic() - min(batch.since for batch in busy)
-            said[0] += f" to score {rows} samples, the oldest for {oldest:.1f} s"
+            said[0] += f" to score {rows} samples, oldest {oldest:.1f} s"
         if self.waiting:
-            said.append(f"{self.waiting} more are in the queue")
+            said.append(f"{self.waiting} more in the queue")
         if not serving and self._problem is not None:
-            said.append(f"the last did not come up: {self._problem}")
+            said.append(f"the last one failed to start: {self._problem}")
         return "; ".join(said)
 
     def _until(self) -> float | None:

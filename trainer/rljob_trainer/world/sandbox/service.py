@@ -276,9 +276,9 @@ class SandboxService:
         return min(self._asking.values(), key=lambda asking: asking.since)
 
     def _reason(self) -> str:
-        programs = "1 program waits" if len(self._asking) == 1 else f"{len(self._asking)} programs wait"
+        programs = "1 program waiting" if len(self._asking) == 1 else f"{len(self._asking)} programs waiting"
         oldest = self._oldest()
-        return f"{self._name}, asked {_times(oldest.tries)} ({oldest.problem}); {programs}"
+        return f"{self._name}, tried {_times(oldest.tries)} ({oldest.problem}); {programs}"
 
     async def _ask(self, body: Mapping[str, Any], asking: _Asking) -> ProgramResult:
         assert self._session is not None
