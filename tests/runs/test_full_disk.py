@@ -73,7 +73,7 @@ def test_training_goes_on_without_checkpoints_that_do_not_fit_and_resumes_from_t
     assert "MB are free" in printed
     assert [record["step"] for record in metrics_of(left)] == list(range(1, 9))
     assert json.loads((left / "summary.json").read_text())["outcome"] == "failed"
-    assert "the newest checkpoint is missing" in runner.run("status", left)
+    assert "the newest checkpoint could not be written" in runner.run("status", left)
     # With room again, the same command goes on.
     printed = runner.run("run", job, "--output", left)
     assert f"resuming from the checkpoint of step {last}" in printed

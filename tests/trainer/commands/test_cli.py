@@ -62,10 +62,10 @@ def test_arguments_and_exit_code(verb: types.ModuleType) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--status-port", "99999"], "--status-port 99999: a port is 0 (any that is free) to 65535"),
-        (["--token-file", "token"], "--token-file: nothing is served without --status-port"),
-        (["--resume", ""], "--resume is empty: give auto, never, or the place of a checkpoint or a run"),
-        (["--steps", "0"], "--steps 0: a run has at least 1 step"),
+        (["--status-port", "99999"], "--status-port 99999 is not a port; use 0 (any free port) to 65535"),
+        (["--token-file", "token"], "--token-file has no effect without --status-port"),
+        (["--resume", ""], "--resume is empty; pass auto, never, or the path of a checkpoint or a run"),
+        (["--steps", "0"], "--steps 0 is too small; use 1 or more"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(
@@ -78,7 +78,7 @@ def test_options_that_cannot_be_meant_are_refused(
 def test_an_export_onto_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model").write_text("mine")
     assert cli.main(["export", str(tmp_path), "--to", str(tmp_path / "model")]) == 1
-    assert capsys.readouterr().err == f"rljob export: {tmp_path / 'model'} is a file; give --to a new folder\n"
+    assert capsys.readouterr().err == f"rljob export: {tmp_path / 'model'} is a file; pass a new folder with --to\n"
     assert (tmp_path / "model").read_text() == "mine"
 
 
@@ -254,7 +254,7 @@ def test_without_the_trainer_job_files_are_validated_by_themselves(tmp_path: Pat
     assert (valid, first) == (f"{job}: valid by itself", "> validate 0")
     assert wrong.startswith("spec.batch.groups: ")
     assert second == "> validate 64"
-    assert ran.stderr.count("what the job file names was not looked at: that needs the module ") == 2
+    assert ran.stderr.count("files and data that the job refers to were not checked: the module ") == 2
 
 
 def test_extras_bring_what_they_are_said_to_bring() -> None:

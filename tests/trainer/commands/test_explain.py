@@ -40,7 +40,7 @@ def test_choices_and_classes_of_change(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_section_does_not_deny_what_its_fields_allow(capsys: pytest.CaptureFixture[str]) -> None:
     """Some of a pool's settings may be changed while the job runs; an optimizer's may not."""
     for path in ("spec", "rollout", "pipeline"):
-        assert "CHANGE:   cannot be changed after creation, but for fields that say otherwise\n" in page(capsys, path)
+        assert "CHANGE:   cannot be changed after creation, except fields that say otherwise\n" in page(capsys, path)
     assert "CHANGE:   cannot be changed after creation\n" in page(capsys, "trainer.optimizer")
 
 

@@ -26,7 +26,7 @@ with OutputFolder(Path(sys.argv[1])):
 @pytest.mark.parametrize(
     ("step", "written", "onwards"),
     [
-        (None, False, "begins anew: there is no checkpoint"),
+        (None, False, "starts over, because there is no checkpoint"),
         (20, False, "continues the run"),
         # The status is written every few seconds.
         (None, True, "continues the run"),
@@ -62,6 +62,6 @@ def test_a_run_that_was_killed_is_not_said_to_work(
         assert main(["status", str(folder)]) == 0
     first, gone, last, *_ = capsys.readouterr().out.splitlines()
     assert first == "step 21, version 0, attempt 1"
-    assert gone == f"the run's process is gone: it was killed, or its machine stopped; the same command {onwards}"
-    assert last.startswith("its last words, ")
+    assert gone == f"the run's process is gone: it was killed, or its machine went down; the same command {onwards}"
+    assert last.startswith("its last status, ")
     assert last.endswith(" ago: the trainer is working: update")

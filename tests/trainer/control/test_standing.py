@@ -129,7 +129,7 @@ def test_a_run_that_a_signal_has_ended_was_interrupted_and_says_how_it_goes_on()
     ending = Ending("stopped", "SIGINT at step 21", signal.SIGINT)
     standing = standing_of(Waits(lambda: 0.0))
     standing.ended("failed", ending.reason, ending.exit_code, told=ending.told, onwards=options.onwards(saved=True))
-    said = "the run is over: interrupted, SIGINT at step 21; the same command continues the run"
+    said = "the run has ended: interrupted, SIGINT at step 21; the same command continues the run"
     assert standing.status().doing == said
     never = replace(options, resume="never")
     assert never.onwards(saved=True) == "the same command without --resume continues the run"
