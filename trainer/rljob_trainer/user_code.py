@@ -24,7 +24,7 @@ def imported(name: str, field: str, paths: Sequence[str | os.PathLike[str]] = ()
         found = vars(importlib.import_module(module))
     except (Exception, SystemExit) as problem:  # a module of others may raise anything, or be a script that ends
         raise JobFileError(
-            f"{field}: cannot import {name} ({type(problem).__name__}: {problem}); put its module next to the job "
+            f"{field}: cannot import {name} ({type(problem).__name__}: {problem}); put its module beside the job "
             "file, or install it wherever it is used"
         ) from problem
     if attribute not in found:

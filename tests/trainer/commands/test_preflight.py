@@ -102,7 +102,7 @@ def test_a_later_row_without_a_prompt(edited: Edit, folder: Path) -> None:
         folder / "job.yaml",
         "spec.data.train.source",
         f'{folder / "train.jsonl"}, line 4: the column "question", which spec.data.prompt names, is null',
-        "fill it, or remove the row",
+        "fill it in, or remove the row",
     )
 
 
@@ -345,7 +345,7 @@ def test_custom_reward_that_imports_something_absent(edited: Edit, folder: Path)
     module.write_text(
         "import json\nfrom no_such_package.deeper import judge\ndef score(response): return judge(response)\n"
     )
-    said = f"{module}, line 2 imports no_such_package.deeper, and there is no module no_such_package in {folder}, "
+    said = f"{module}, line 2 imports no_such_package.deeper, but there is no module no_such_package in {folder}, "
     one(file, "spec.reward.functions[0].function", said, "install no_such_package")
 
 
@@ -353,7 +353,7 @@ def test_custom_reward_that_imports_something_absent(edited: Edit, folder: Path)
 def test_unwritable_checkpoint_folder(edited: Edit, folder: Path) -> None:
     (folder / "closed").mkdir(mode=0o500)
     file = edited("  rollout:", "  checkpoint: {uri: ./closed/run}\n  rollout:")
-    one(file, "spec.checkpoint.uri", "cannot be written")
+    one(file, "spec.checkpoint.uri", "is not writable")
 
 
 def test_checkpoint_folder_that_is_a_file(edited: Edit) -> None:
@@ -377,7 +377,7 @@ SCORE = "spec.reward.functions[0].function"
     [
         ("response, anser", "needs 'anser', which samples of the source 'train' don't have", "did you mean answer?"),
         ("response, *, difficulty", "needs 'difficulty'", "give it a default, set it in params, or add the column"),
-        ("response, /, answer", "takes response by position only", "remove the / from its parameters"),
+        ("response, /, answer", "takes response only by position", "remove the / from its parameters"),
         ("data_source, solution_str, ground_truth, step", "needs 'step', which no sample has in verl's", "default"),
         ("data_source, solution_str, ground_truht", "needs 'ground_truht'", "did you mean ground_truth?"),
         ("solution_strs, ground_truths", "verl's signature for whole batches", "take data_source, solution_str"),
@@ -416,7 +416,7 @@ def test_verls_functions_need_reference_answers(edited: Edit, folder: Path) -> N
     (folder / "my_rewards.py").write_text("def score(data_source, solution_str, ground_truth, extra_info): return 1\n")
     custom(edited, "my_rewards:score")
     file = edited("answer: answer", "answer: null")
-    one(file, SCORE, "score needs ground_truth, and the job names no reference answer", "reward_model.ground_truth")
+    one(file, SCORE, "score needs ground_truth, but the job sets no reference answer", "reward_model.ground_truth")
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_parameters_of_custom_rewards(edited: Edit, folder: Path) -> None:
     file = edited("{type: gsm8k}", "{type: custom, function: 'my_rewards:score', params: {strict: true}}")
     assert found(file) == []
     edited("params: {strict: true}", "params: {strict: true, stirct: 1}")
-    one(file, "spec.reward.functions[0].params", "score takes no 'stirct'", "did you mean strict?")
+    one(file, "spec.reward.functions[0].params", "score has no parameter 'stirct'", "did you mean strict?")
 
 
 def test_parts_name_their_own_columns(edited: Edit, folder: Path) -> None:
@@ -486,7 +486,7 @@ def test_a_column_that_one_of_two_sources_lacks(edited: Edit, folder: Path) -> N
 def test_addresses_that_nobody_reads(edited: Edit, old: str, new: str, path: str, remedy: str) -> None:
     file = edited(old, new)
     if path:
-        one(file, path, "nothing here reads addresses that begin with", remedy)
+        one(file, path, "is not a known scheme", remedy)
     else:
         assert found(file) == []
 
@@ -506,7 +506,7 @@ def test_chat_messages_need_a_template(edited: Edit, folder: Path) -> None:
 
 def test_settings_that_need_a_template(edited: Edit) -> None:
     file = edited("    prompt: question", "    chat: always\n    prompt: question")
-    one(file, "spec.data.chat", "the model's has none", "set spec.model.chatTemplate, or chat: never")
+    one(file, "spec.data.chat", "the model's has none", "set spec.model.chatTemplate, or use chat: never")
     edited("chat: always", "systemPrompt: Be brief.")
     one(file, "spec.data.systemPrompt", "needs a chat template")
 
@@ -592,20 +592,21 @@ def test_what_the_torch_engine_does_not_compute(edited: Edit, folder: Path) -> N
 def test_ranks_of_a_row_divide_the_heads(edited: Edit) -> None:
     file = edited("rollout: {", "trainer: {replicas: 3, parallelism: {context: 3}}\n  rollout: {")
     path = "spec.trainer.parallelism.context"
-    one(file, path, "its 3 ranks cannot divide the 4 attention heads of the model", "use a divisor of 4")
+    one(file, path, "the model's 4 attention heads cannot be divided among 3 ranks", "use a divisor of 4")
     assert found(edited("replicas: 3, parallelism: {context: 3}", "replicas: 2, parallelism: {context: 2}")) == []
 
 
 def test_ranks_of_a_layer_divide_its_heads(edited: Edit) -> None:
     ways, path = "replicas: 8, parallelism: {context: 4, tensor: 2}", "spec.trainer.parallelism"
     file = edited("rollout: {", f"trainer: {{{ways}}}\n  rollout: {{")
-    one(file, f"{path}.context", "its 4 x 2 (tensor) ranks cannot divide the 4 attention heads", "use a divisor of 2")
+    said = "the model's 4 attention heads cannot be divided among 4 x 2 (tensor) ranks"
+    one(file, f"{path}.context", said, "use a divisor of 2")
     fits = "replicas: 4, parallelism: {context: 2, tensor: 2}"
     assert found(edited(ways, fits)) == []
     one(
         edited(fits, "replicas: 4, parallelism: {tensor: 4}"),
         f"{path}.tensor",
-        "its 4 ranks cannot divide the 2 key heads of the model",
+        "the model's 2 key heads cannot be divided among 4 ranks",
         "use a divisor of 2",
     )
 
@@ -615,7 +616,7 @@ def test_heads_are_known_of_a_model_by_its_name(edited: Edit, cached: Path) -> N
     edited("./model", "meta-llama/Llama-3.1-70B-Instruct")
     file = edited("rollout: {", "trainer: {replicas: 16, parallelism: {tensor: 16}}\n  rollout: {")
     said = [v for v in found(file) if v.path == "spec.trainer.parallelism.tensor"]
-    assert [v.problem for v in said] == ["its 16 ranks cannot divide the 8 key heads of the model"]
+    assert [v.problem for v in said] == ["the model's 8 key heads cannot be divided among 16 ranks"]
     fits = edited("replicas: 16, parallelism: {tensor: 16}", "replicas: 8, parallelism: {tensor: 8}")
     assert not [v for v in found(fits) if v.path.startswith("spec.trainer")]
 
@@ -626,7 +627,7 @@ def test_layers_of_a_mixture_are_not_divided(edited: Edit, folder: Path, cached:
     config.write_text(json.dumps(json.loads(config.read_text()) | experts))
     edited("./model", "owner/name")
     file = edited("rollout: {", "trainer: {replicas: 2, parallelism: {tensor: 2}}\n  rollout: {")
-    one(file, "spec.trainer.parallelism.tensor", "layers of qwen3_moe are not divided among ranks", "use 1")
+    one(file, "spec.trainer.parallelism.tensor", ", not for qwen3_moe", "use 1")
     assert found(edited("parallelism: {tensor: 2}", "parallelism: {context: 2}")) == []
 
 
@@ -647,7 +648,7 @@ def test_remedies_are_never_to_look_elsewhere() -> None:
     from rljob_trainer.errors import DataError
     from rljob_trainer.preflight.places import as_violation
 
-    assert as_violation(DataError("data.jsonl is odd"), "spec.data").remedy == "correct it, or name another one"
+    assert as_violation(DataError("data.jsonl is odd"), "spec.data").remedy == "correct it, or use another one"
 
 
 def test_an_empty_folder_that_is_named_for_its_tokenizer(edited: Edit, folder: Path) -> None:

@@ -70,7 +70,7 @@ def configured(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"id2label": {"0": "a", "1": "b"}}, "gives 2 numbers for a text"),
+        ({"id2label": {"0": "a", "1": "b"}}, "has num_labels 2"),
         ({"architectures": ["LlamaForTokenClassification"]}, "is a LlamaForTokenClassification; write a language"),
         ({"model_type": "granite"}, "the learner knows the model types .* 'granite'"),
         ({"max_position_embeddings": 8}, "its context is 8 tokens, and .* are 9 together"),

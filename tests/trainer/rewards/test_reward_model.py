@@ -164,7 +164,7 @@ def test_a_row_that_the_chat_template_refuses_has_no_score(tmp_path: Path) -> No
 
 
 def test_what_is_no_reward_model(tmp_path: Path) -> None:
-    with pytest.raises(JobFileError, match=r"field: .*gives 2 numbers for a text; num_labels must be 1"):
+    with pytest.raises(JobFileError, match=r"field: .*has num_labels 2; num_labels must be 1"):
         scorer(made(tmp_path / "two", labels=2))
     with pytest.raises(JobFileError, match=r"field: .*no weights for score.weight: it is a language model"):
         scorer(made(tmp_path / "language", labels=0))

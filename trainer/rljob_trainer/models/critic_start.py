@@ -47,7 +47,7 @@ def read_critic(folder: Path) -> Shape:
                 f"{folder} is a {', '.join(kinds)}; write a language model, or a reward model (...{_CLASSIFICATION})"
             )
         if scores and (labels := _labels(config)) != 1:
-            raise JobFileError(f"{folder} gives {labels} numbers for a text; write a model with num_labels 1")
+            raise JobFileError(f"{folder} has num_labels {labels}; use a model with num_labels 1")
         stored = stored_tensors(folder)
         # A critic has no use for an output matrix: whether there is one is all the same.
         check_weights(config, file, {name: t for name, t in stored.items() if name != "lm_head.weight"}, tied=True)

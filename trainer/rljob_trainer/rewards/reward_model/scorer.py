@@ -85,7 +85,7 @@ class Scorer:
             )
         if (labels := self._model.config.num_labels) != 1:
             raise JobFileError(
-                f"{settings.field}: {settings.folder} gives {labels} numbers for a text; num_labels must be 1"
+                f"{settings.field}: {settings.folder} has num_labels {labels}; num_labels must be 1"
             )
         self._model.eval().to(settings.device)
         self._device = settings.device
