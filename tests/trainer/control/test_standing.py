@@ -133,9 +133,9 @@ def test_a_run_that_a_signal_has_ended_was_interrupted_and_says_how_it_goes_on()
     assert standing.status().doing == said
     never = replace(options, resume="never")
     assert never.onwards(saved=True) == "the same command without --resume continues the run"
-    assert never.onwards(saved=False) == "nothing was saved yet: the same command begins anew"
+    assert never.onwards(saved=False) == "nothing was saved yet: the same command starts over"
     assert replace(options, keeps_state=False).onwards(saved=True) == ""
-    assert replace(options, storage=Path("/mnt")).onwards(saved=False) == "the next attempt begins anew"
+    assert replace(options, storage=Path("/mnt")).onwards(saved=False) == "the next attempt starts over"
 
 
 def test_the_pool_of_reward_models_is_told_in_status_and_metrics() -> None:

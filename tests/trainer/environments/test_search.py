@@ -399,7 +399,7 @@ async def test_a_run_goes_on_with_the_passages_that_it_began_with(tmp_path: Path
     read = Boundary.of(json.loads(json.dumps(boundary.to_state())), "here")
     read.check_corpora(first, "here")
     read.check_corpora({}, "here")
-    with pytest.raises(CheckpointError, match="the tool search looks in other passages than when checkpoint here was"):
+    with pytest.raises(CheckpointError, match="the corpus of the tool search has changed since checkpoint here was"):
         read.check_corpora(other, "here")
 
 

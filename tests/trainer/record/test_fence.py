@@ -47,7 +47,7 @@ async def test_an_older_attempt_neither_commits_nor_publishes(file: LocalFile, t
         begun.append(None)
 
     for may_commit in (old.check, first_then_check):
-        with pytest.raises(FencedError, match="attempt 2 has taken over; attempt 1 neither saves nor publishes"):
+        with pytest.raises(FencedError, match="attempt 2 has taken over; attempt 1 no longer saves or publishes"):
             await store.write(4, {}, save, may_commit=may_commit)
         assert latest(store, print) is None
         assert not list(tmp_path.glob("checkpoints/*"))

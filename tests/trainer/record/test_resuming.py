@@ -79,8 +79,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_and_says_
     begun, told = start(tmp_path)
     assert begun == Start(None, own=False)
     assert told == [
-        f"an earlier run in {tmp_path} ended before its first checkpoint, so this one begins anew",
-        f"what an earlier run left here is now in {tmp_path / 'earlier-1'}",
+        f"an earlier run in {tmp_path} ended before its first checkpoint, so this one starts over",
+        f"moved the files of an earlier run to {tmp_path / 'earlier-1'}",
     ]
     assert start(tmp_path)[1] == []
 

@@ -1,7 +1,7 @@
 """Lists every mistake in a job file without starting anything.
 
-Each line reads `path: what is wrong; what to do`. For a valid job, lines that begin with `note:` point out settings that
-may have surprising effects. The exit code is 0 if the job is valid, otherwise 64, the same as when a run refuses it.
+Each line reads `path: what is wrong; what to do`. For a valid job, lines that begin with `note:` point out settings
+with surprising effects. The exit code is 0 if the job is valid, otherwise 64, the same as when a run refuses it.
 Files and data that a job refers to are checked too, unless --schema-only is given; paths are relative to the job file.
 If rljob is installed without its extra trainer, they cannot be checked; the command says so, and the exit code covers
 only the rest. They are checked even if the job file itself has mistakes, except for what depends on a value of the

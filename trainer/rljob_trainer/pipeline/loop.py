@@ -223,8 +223,8 @@ class Pipeline:
                     raise _not_read(seconds) from None
                 raise DeadlineError(
                     f"{wait.sentence}. No sample was finished within {seconds:.0f} s (deadlines.progressSeconds). "
-                    "If samples take that long, raise it or shorten rollout.maxResponseTokens; if not, the log of the "
-                    "engine that is named should tell what it hangs in."
+                    "If samples take that long, raise it or shorten rollout.maxResponseTokens; otherwise, check the "
+                    "log of the named engine to see where it hangs."
                 ) from None
 
     async def _end_late(self) -> bool:
@@ -376,17 +376,17 @@ def _none_left(dropped: int, reason: str, unscored: UnscoredError | None) -> RLJ
     """What is said when groups are dropped one after the other; ``unscored``: why the last of them was."""
     told = f"{dropped} prompt groups were dropped before a batch was full"
     if unscored is not None:
-        return UnscoredError(f"{told}, the last of them because it has no reward. {unscored}", unscored.exit_code)
+        return UnscoredError(f"{told}, the last one because it has no reward. {unscored}", unscored.exit_code)
     return DataError(
-        f"{told} ({reason}). The reward hardly tells samples apart: look at the generations in the output folder, "
-        "switch algorithm.groupFilter off, or raise its maxBatches."
+        f"{told} ({reason}). The reward hardly distinguishes samples: look at the generations in the output folder, "
+        "disable algorithm.groupFilter, or raise its maxBatches."
     )
 
 
 def _not_read(seconds: float) -> DeadlineError:
     return DeadlineError(
-        f"the next prompts were not read within {seconds:.0f} s (deadlines.progressSeconds). Look whether the storage "
-        "with spec.data.train answers, and try again"
+        f"reading the next prompts took longer than {seconds:.0f} s (deadlines.progressSeconds). Check that the "
+        "storage with spec.data.train answers, and try again"
     )
 
 
