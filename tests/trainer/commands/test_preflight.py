@@ -89,7 +89,7 @@ def test_a_later_row_without_a_column(edited: Edit, folder: Path) -> None:
     one(
         folder / "job.yaml",
         "spec.data.train.source",
-        f'{place}: the row has no column "answer", which spec.data.answer names; it has question, answr',
+        f'{place}: the row has no column "answer" (set by spec.data.answer); it has question, answr',
         "add it to the row",
     )
     assert found(edited("{source: train.jsonl}", "{source: train.jsonl, limit: 3}")) == []
@@ -101,7 +101,7 @@ def test_a_later_row_without_a_prompt(edited: Edit, folder: Path) -> None:
     one(
         folder / "job.yaml",
         "spec.data.train.source",
-        f'{folder / "train.jsonl"}, line 4: the column "question", which spec.data.prompt names, is null',
+        f'{folder / "train.jsonl"}, line 4: the column "question" (set by spec.data.prompt) is null',
         "fill it in, or remove the row",
     )
 
@@ -453,7 +453,7 @@ def test_parts_name_their_own_columns(edited: Edit, folder: Path) -> None:
     )
     told = [str(violation) for violation in found(file)]
     assert len(told) == 1
-    assert 'line 2: the column "text", which spec.data.train.parts[1].prompt names, is null' in told[0]
+    assert 'line 2: the column "text" (set by spec.data.train.parts[1].prompt) is null' in told[0]
     (folder / "more.jsonl").write_text('{"text": "a", "truth": "1", "from": "x"}\n')
     assert found(file) == []
     one(edited("answer: truth", "answer: turth"), "spec.data.train.parts[1].answer", 'no column "turth"')
@@ -528,7 +528,7 @@ def test_messages_that_no_prompt_can_have(edited: Edit, folder: Path, message: s
 
 def test_a_chat_template_that_is_none(edited: Edit, folder: Path) -> None:
     file = edited("{source: ./model}", "{source: ./model, chatTemplate: '{% for m in messages %}'}")
-    one(file, "spec.model.chatTemplate", "is no Jinja template (line 1", "correct it")
+    one(file, "spec.model.chatTemplate", "is not a Jinja template (line 1", "correct it")
     edited(", chatTemplate: '{% for m in messages %}'", "")
     (folder / "model" / "chat_template.jinja").write_bytes("{{ 'Fähre' }}".encode("latin-1"))
     one(file, "spec.model.source", "chat_template.jinja is not UTF-8 text (byte 5)", "save it as UTF-8")
@@ -586,7 +586,7 @@ def test_what_the_torch_engine_does_not_compute(edited: Edit, folder: Path) -> N
     config = json.loads((folder / "model" / "config.json").read_text())
     (folder / "model" / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
     file = edited("rollout: {", "rollout: {engine: torch, ")
-    one(file, "spec.rollout.engine", "the torch engine has no activation 'gelu'", "use rollout.engine: vllm")
+    one(file, "spec.rollout.engine", "the torch engine does not support the activation 'gelu'", "use rollout.engine: vllm")
 
 
 def test_ranks_of_a_row_divide_the_heads(edited: Edit) -> None:
@@ -637,7 +637,7 @@ def test_a_family_that_the_learner_does_not_compute(edited: Edit, folder: Path, 
     (folder / "model" / "config.json").write_text(json.dumps(config | {"model_type": "olmo2"}))
     file = edited("rollout: {", f"rollout: {{engine: {engine}, ")
     known = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text, qwen3_moe"
-    one(file, "spec.model.source", f"the learner knows the model types {known}, but", "train another model")
+    one(file, "spec.model.source", f"the learner supports the model types {known}, but", "train another model")
     # What computes it may be the job's own.
     (folder / "mine.py").write_text("class Mine: ...\n")
     file = edited("  algorithm:", "  trainer: {backend: 'mine:Mine'}\n  algorithm:")
@@ -654,7 +654,7 @@ def test_remedies_are_never_to_look_elsewhere() -> None:
 def test_an_empty_folder_that_is_named_for_its_tokenizer(edited: Edit, folder: Path) -> None:
     (folder / "words").mkdir()
     file = edited("{source: ./model}", "{source: ./model, tokenizer: ./words}")
-    one(file, "spec.model.tokenizer", f"{folder / 'words'} has no tokenizer", "or name another folder")
+    one(file, "spec.model.tokenizer", f"{folder / 'words'} has no tokenizer", "or use another folder")
 
 
 def test_csv_has_to_be_converted(edited: Edit, folder: Path) -> None:

@@ -41,7 +41,7 @@ def test_nothing_is_wrong(edited: Callable[[str, str], Path], folder: Path, sour
     [
         ("./absent", {}, "there is no folder"),
         ("http://host/scores", {}, "is not a valid location of a reward model"),
-        ("scores", None, "has no config.json; name a Hugging Face model folder"),
+        ("scores", None, "has no config.json; use a Hugging Face model folder"),
         ("scores", {"architectures": ["LlamaForCausalLM"]}, "is a LlamaForCausalLM, which has no scoring head"),
         ("scores", {}, "is a model of unknown architecture"),
         # Two labels are what transformers leaves out of a config.json.
@@ -69,7 +69,7 @@ def test_what_is_no_reward_model(
         ("pvc://claim/judge", {}, None),
         ("./absent", {}, "there is no folder"),
         ("http://host/judge", {}, "is not a valid location of a model that judges"),
-        ("judge", None, "has no config.json; name a Hugging Face model folder"),
+        ("judge", None, "has no config.json; use a Hugging Face model folder"),
         ("judge", ONE_LABEL, "is a LlamaForSequenceClassification, which generates no text"),
     ],
 )
@@ -95,7 +95,7 @@ def test_the_chat_template_of_a_judge_compiles(edited: Callable[[str, str], Path
     (job,) = load_jobs(file)
     found = preflight(Readable(job), base=file.parent, code=[file.parent])
     assert [violation.path for violation in found] == ["spec.judge.model.chatTemplate"]
-    assert "is no Jinja template" in str(found[0])
+    assert "is not a Jinja template" in str(found[0])
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_the_chat_template_of_a_judge_compiles(edited: Callable[[str, str], Path
         ("critic", {"architectures": ["LlamaForSequenceClassification"]}, "has num_labels 2"),
         ("critic", ONE_LABEL, "head score.weight [1, 128] is missing"),
         ("critic", {"max_position_embeddings": 255}, "its context is 255 tokens"),
-        ("critic", {"vocab_size": 17}, "speaks of [17, 128]"),
-        ("critic", {"model_type": "granite"}, "the learner knows the model types"),
+        ("critic", {"vocab_size": 17}, "requires [17, 128]"),
+        ("critic", {"model_type": "granite"}, "the learner supports the model types"),
     ],
 )
 def test_what_a_critic_starts_from(
@@ -141,4 +141,4 @@ def test_a_critic_with_fewer_rows_than_the_policy(edited: Callable[[str, str], P
     file = edited("{preset: grpo}", "{preset: ppo, critic: {model: {source: critic}}}")
     (job,) = load_jobs(file)
     (violation,) = preflight(Readable(job), base=file.parent, code=[file.parent])
-    assert "its embedding has 16 rows, and the policy's has 18" in str(violation)
+    assert "its embedding has 16 rows, but the policy's has 18" in str(violation)

@@ -122,7 +122,7 @@ def test_other_weights_are_another_order(tmp_path: Path) -> None:
 
 def test_a_weight_too_small_for_one_prompt_is_refused(tmp_path: Path) -> None:
     write(tmp_path, one=rows(5), two=rows(5))
-    with pytest.raises(JobFileError, match="none of the 10 prompts of an epoch is from 'two'; raise it"):
+    with pytest.raises(JobFileError, match="none of the 10 prompts of an epoch come from 'two'; raise the weight"):
         feed(tmp_path, {"name": "one", "weight": 1}, {"name": "two", "weight": 0.01})
 
 

@@ -333,7 +333,7 @@ def test_a_large_export_is_cut_into_files(settings: LearnerSettings, tmp_path: P
 
 
 def test_a_folder_that_is_no_model(settings: LearnerSettings, tmp_path: Path) -> None:
-    with pytest.raises(JobFileError, match=r"has no config\.json; name a Hugging Face"):
+    with pytest.raises(JobFileError, match=r"has no config\.json; use a Hugging Face"):
         Fsdp2().start(replace(settings, model_path=tmp_path))
     (tmp_path / "config.json").write_bytes((settings.model_path / "config.json").read_bytes())
     with pytest.raises(JobFileError, match=r"spec\.model: .*cannot be loaded"):

@@ -393,7 +393,7 @@ async def test_a_chat_template_that_renders_no_question_is_a_mistake_of_the_job(
     assert not stage.engines
     of_the_model = made(tmp_path / "judge", template=template)
     said = (
-        "chat_template.jinja is no Jinja template"
+        "chat_template.jinja is not a Jinja template"
         if "%" in template
         else f"^spec\\.judge\\.model\\.source: .* {problem}"
     )
