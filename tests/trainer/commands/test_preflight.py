@@ -586,7 +586,8 @@ def test_what_the_torch_engine_does_not_compute(edited: Edit, folder: Path) -> N
     config = json.loads((folder / "model" / "config.json").read_text())
     (folder / "model" / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
     file = edited("rollout: {", "rollout: {engine: torch, ")
-    one(file, "spec.rollout.engine", "the torch engine does not support the activation 'gelu'", "use rollout.engine: vllm")
+    said = "the torch engine does not support the activation 'gelu'"
+    one(file, "spec.rollout.engine", said, "use rollout.engine: vllm")
 
 
 def test_ranks_of_a_row_divide_the_heads(edited: Edit) -> None:

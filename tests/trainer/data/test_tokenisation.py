@@ -134,10 +134,10 @@ def test_a_row_that_the_chat_template_refuses_is_named(chat_template: str, messa
         ({"other": 1}, r'file, line 0: the row has no column "question", .* it has other; add it'),
         (
             {"question": None},
-            'file, line 0: the column "question" (set by spec.data.prompt) is null or NaN; fill it in',
+            r'file, line 0: the column "question" \(set by spec.data.prompt\) is null or NaN; fill it in',
         ),
         ({"question": "ü"}, "the tokenizer does not know every character of the prompt 'ü'"),
-        ({"question": "1", "other": 1}, 'no column "answer" (set by spec.data.answer)'),
+        ({"question": "1", "other": 1}, r'no column "answer" \(set by spec.data.answer\)'),
     ],
 )
 def test_a_bad_row_is_named(row: dict[str, Any], message: str) -> None:
@@ -301,5 +301,5 @@ def test_a_response_shows_the_special_tokens_in_it_but_those_that_end_an_answer(
 )
 @pytest.mark.parametrize("chat_template", [None, CHAT])
 def test_a_cell_that_is_neither_text_nor_messages_is_refused(cell: Any, words: str, chat_template: str | None) -> None:
-    with pytest.raises(DataError, match=rf"file, line 0: column 'question' \(spec.data.prompt\) holds {words}"):
+    with pytest.raises(DataError, match=rf"file, line 0: column 'question' \(spec.data.prompt\) contains {words}"):
         encode(encoder(chat_template), {"question": cell})
