@@ -117,10 +117,10 @@ def test_an_answer_may_be_missing_where_the_reward_needs_none(edited: Edit, fold
 @pytest.mark.parametrize(
     ("reward", "good", "bad", "problem"),
     [
-        ("math", "7", "+".join(["1"] * 1001), "more than 2000, up to which math-verify"),
-        ("multipleChoice", "C", "E", "the reference answer 'E' is no letter from A to D"),
-        ("multipleChoice, params: {answerIs: index}", "3", "4", "the reference answer '4' is no number from 0 to 3"),
-        ("codeTests", '{"inputs": ["1"], "outputs": ["1"]}', "assert f(1) == 1", "is no JSON"),
+        ("math", "7", "+".join(["1"] * 1001), "but math-verify reads only expressions of up to 2000"),
+        ("multipleChoice", "C", "E", "the reference answer 'E' is not a letter from A to D"),
+        ("multipleChoice, params: {answerIs: index}", "3", "4", "the reference answer '4' is not a number from 0 to 3"),
+        ("codeTests", '{"inputs": ["1"], "outputs": ["1"]}', "assert f(1) == 1", "is not JSON"),
     ],
 )
 def test_reference_answers_that_a_reward_would_misread(
@@ -139,7 +139,7 @@ def test_a_schema_that_is_none(edited: Edit) -> None:
     file = edited("{type: gsm8k}", "{type: jsonSchema, params: {schema: {type: object}}}")
     assert found(file) == []
     edited("schema: {type: object}", "schema: {type: objct}")
-    one(file, "spec.reward.functions[0].params.schema", "it is no JSON schema: 'objct' is not valid")
+    one(file, "spec.reward.functions[0].params.schema", "it is not a JSON schema: 'objct' is not valid")
 
 
 def test_a_column_that_is_missing_in_one_row_and_empty_in_another_is_named_for_both(folder: Path) -> None:
@@ -383,7 +383,7 @@ SCORE = "spec.reward.functions[0].function"
         ("solution_strs, ground_truths", "verl's signature for whole batches", "take data_source, solution_str"),
         ("completions, level, **kwargs", "needs 'level', which samples of the source 'train' don't", "add the column"),
         ("completions, trainer_state", "needs trainer_state, which is an object of TRL's", "give it a default"),
-        ("prompt, completions", "takes prompt (this trainer's) and completions (TRL's)", "names of one of them"),
+        ("prompt, completions", "takes prompt (this trainer's) and completions (TRL's)", "names of one convention"),
     ],
 )
 def test_what_a_custom_reward_asks_for_has_to_be_there(
@@ -708,9 +708,9 @@ def test_programs_and_tools_are_found_without_being_run(
         ('{"text": "a"}\n{"text"\n', {}, "source", "line 2: not valid JSON"),
         ('{"text": "a"}\n{"words": "b"}\n', {}, "source", 'line 2: the row has no column "text"'),
         ('{"text": "a"}\n{"text": null}\n', {}, "source", 'line 2: the column "text"'),
-        ('{"text": "a"}\n{"text": 3}\n', {}, "source", "holds int and no text"),
+        ('{"text": "a"}\n{"text": 3}\n', {}, "source", "is int, not text"),
         ('{"text": "a"}\n{"text": "b"}\n', {"title": "name"}, "source", 'line 1: the row has no column "name"'),
-        ('{"text": "a"}\n{"text": "b"}\n', {"passages": 3}, "passages", "a call is to return 3"),
+        ('{"text": "a"}\n{"text": "b"}\n', {"passages": 3}, "passages", "3 per call is more than the 2 of"),
         ('{"text": "a"}\n{"text": 3}\n{"text": "c"}\n', {}, "source", 'line 2: the column "text"'),
         (None, {"source": "pvc://claim/a.jsonl"}, None, None),
         (None, {"source": "s4://bucket/a.jsonl"}, "source", "nothing here reads addresses"),

@@ -215,7 +215,7 @@ async def test_an_engine_that_is_not_wanted_hands_back_what_it_has_and_goes(fold
 async def test_a_run_begins_with_an_engine_or_ends_with_what_keeps_it(folder: Path, tmp_path: Path) -> None:
     stage = Stage(folder)
     stage.problem = EngineError("no place")
-    with pytest.raises(RewardWorkerError, match="no engine of the judge comes up: no place"):
+    with pytest.raises(RewardWorkerError, match="no engine of the judge starts: no place"):
         async with stage.opened(1, patience=0.1):
             pass
     with pytest.raises(JobFileError, match=r"spec\.judge\.maxContextTokens: 4096 is more than the model's context"):

@@ -56,7 +56,7 @@ def test_reference_answers() -> None:
     for answer in ("2", "E", "gravity", "A or B", ""):
         with pytest.raises(ValueError, match="is no letter from A to D"):
             multiple_choice("Answer: C", answer)
-    with pytest.raises(ValueError, match="is no number from 0 to 3"):
+    with pytest.raises(ValueError, match="is not a number from 0 to 3"):
         multiple_choice("Answer: C", "4", answer_is="index")
 
 

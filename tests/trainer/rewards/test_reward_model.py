@@ -211,7 +211,7 @@ def test_a_device_that_is_lost_is_no_fault_of_a_row(tmp_path: Path, monkeypatch:
     with pytest.raises(torch.AcceleratorError):
         ours.scores([row])
     monkeypatch.setattr(torch, "ones", lost)
-    with pytest.raises(ScorerLostError, match=r"computes no more since .*device-side assert"):
+    with pytest.raises(ScorerLostError, match=r"its device failed with .*device-side assert"):
         ours.scores([row])
 
 
@@ -224,7 +224,7 @@ async def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path: Path, s
         assert json.loads((tmp_path / "reward_models.json").read_text()) == {"rewardModel": version}
     made(folder, seed=1)
     assert version_of(folder) != version
-    with pytest.raises(JobFileError, match=f"another one .* than the run began with .{version}"):
+    with pytest.raises(JobFileError, match=f"differs from the one that the run started with .{version}"):
         async with pool(reward(folder), tmp_path):
             pass
     assert stand_in.read_text().count("started") == 2

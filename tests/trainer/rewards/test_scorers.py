@@ -293,7 +293,7 @@ async def test_a_replica_that_does_not_come_up_is_tried_again_after_a_pause(
     monkeypatch.setattr(module, "_PAUSE_SECONDS", float("inf"))
     stage = Stage(free=True)
     stage.problem = problem
-    with pytest.raises(RewardWorkerError, match="no replica of the reward models comes up"):
+    with pytest.raises(RewardWorkerError, match="no replica of the reward models starts"):
         async with opened(stage, 1, patience=0.2):
             pass
     assert stage.tries == 1
@@ -303,8 +303,8 @@ async def test_a_replica_that_does_not_come_up_is_tried_again_after_a_pause(
     ("problem", "patience", "expected"),
     [
         (JobFileError("no head"), SECONDS, r"^no head$"),
-        (RewardWorkerError("no room"), 0.1, r"^no replica of the reward models comes up: no room; mend it$"),
-        (ValueError("of Ray"), 0.1, r"^no replica of the reward models comes up: ValueError: of Ray .*; mend it$"),
+        (RewardWorkerError("no room"), 0.1, r"^no replica of the reward models starts: no room; mend it$"),
+        (ValueError("of Ray"), 0.1, r"^no replica of the reward models starts: ValueError: of Ray .*; mend it$"),
     ],
     ids=["what is no reward model is said at once", "what may change is waited for", "what nobody thought of"],
 )

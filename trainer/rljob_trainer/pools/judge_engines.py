@@ -171,7 +171,7 @@ class JudgeEngines:
                     if asyncio.get_running_loop().time() >= deadline:
                         known = self._count.problem or self._count.loss
                         why = f": {known}" if known else f" within {patience:.0f} s"
-                        raise RewardWorkerError(f"no engine of the judge comes up{why}; {_REMEDY}")
+                        raise RewardWorkerError(f"no engine of the judge starts{why}; {_REMEDY}")
                     await asyncio.sleep(_LOOK_SECONDS)
             return self._served
 

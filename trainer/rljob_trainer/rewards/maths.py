@@ -69,9 +69,9 @@ def math(response: str, answer: str | None, *, boxed_only: bool = False) -> Rewa
         with _limited(f"reading the reference answer {wanted_text[:80]!r}"):
             wanted = parse(f"\\boxed{{{wanted_text}}}", parsing_timeout=None)
     except TooSlowError as slow:
-        raise ValueError(f"{slow}, so that every response would be wrong; shorten it, or remove the row") from None
+        raise ValueError(f"{slow}, so every response would count as wrong; shorten it, or remove the row") from None
     if not wanted:
-        raise ValueError(f"the reference answer {wanted_text[:80]!r} is no mathematics; check spec.data.answer")
+        raise ValueError(f"the reference answer {wanted_text[:80]!r} is not mathematics; check spec.data.answer")
     with _limited("reading the response"):
         said = parse(response if said_text is None else f"\\boxed{{{said_text}}}", parsing_timeout=None)
     with _limited("comparing the response with the reference answer"):
@@ -87,8 +87,8 @@ def reference_problem(reference: str) -> str | None:
     if len(text) <= _LONGEST:
         return None
     return (
-        f"the reference answer {text[:40]!r}... has {len(text)} characters, more than {_LONGEST}, up to which "
-        "math-verify reads the whole of an expression; shorten it, or remove the row"
+        f"the reference answer {text[:40]!r}... has {len(text)} characters, but math-verify reads only expressions "
+        f"of up to {_LONGEST}; shorten it, or remove the row"
     )
 
 

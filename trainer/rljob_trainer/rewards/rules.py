@@ -103,7 +103,7 @@ def environment(returned: Any, finish: str) -> Any:
 def required_answer(answer: str | None) -> str:
     """The reference answer. Raises ``ValueError`` saying how to get one."""
     if answer is None:
-        raise ValueError("the row has no reference answer; name its column in spec.data.answer")
+        raise ValueError("the row has no reference answer; set spec.data.answer to its column")
     return answer
 
 

@@ -81,7 +81,7 @@ class Scorer:
         if missing := sorted(info["missing_keys"]):
             raise JobFileError(
                 f"{settings.field}: {settings.folder} has no weights for {', '.join(missing[:3])}: it is a language "
-                "model without a head that scores; use one that was trained as a reward model"
+                "model without a scoring head; use a model that was trained as a reward model"
             )
         if (labels := self._model.config.num_labels) != 1:
             raise JobFileError(
@@ -111,7 +111,7 @@ class Scorer:
             if self.longest is not None and len(row) > self.longest:
                 scores[index] = (
                     f"prompt and response have {len(row)} tokens of the reward model, more than its {self.longest} "
-                    "(rewardModel.maxLength); shorten maxResponseTokens, or use a model with a longer context"
+                    "(rewardModel.maxLength); lower maxResponseTokens, or use a model with a longer context"
                 )
             elif not row:
                 scores[index] = "prompt and response have no tokens"
@@ -145,7 +145,7 @@ class Scorer:
         except RuntimeError:
             works = False
         if not works:
-            raise ScorerLostError(f"its device computes no more since {described_error(problem)}") from problem
+            raise ScorerLostError(f"its device failed with {described_error(problem)}") from problem
 
     @torch.inference_mode()
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
