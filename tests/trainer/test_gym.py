@@ -199,7 +199,7 @@ async def test_a_worker_that_is_killed_is_replaced_and_asked_again(
             raise WorldError("lost")
 
         monkeypatch.setattr(sandbox, "run", fails)
-        with pytest.raises(RewardWorkerError, match="4 times in succession, which says nothing about the answer: lost"):
+        with pytest.raises(RewardWorkerError, match="4 times in a row, so the answer could not be judged: lost"):
             await score_answer(sandbox, row["problem"], "7")
 
 
@@ -208,9 +208,9 @@ async def test_a_problem_that_is_another_one_has_no_score(
     sandbox: LocalSandbox, scored_rows: dict[str, dict[str, Any]]
 ) -> None:
     problem = scored_rows["chain_sum"]["problem"]
-    with pytest.raises(ValueError, match="is another one than the model was asked"):
+    with pytest.raises(ValueError, match="differs from the one that the model was asked"):
         await score_answer(sandbox, {**problem, "digest": "0" * 16}, "7")
-    with pytest.raises(RewardWorkerError, match="the problem was not made"):
+    with pytest.raises(RewardWorkerError, match="the problem was not generated"):
         await score_answer(sandbox, {**problem, "config": {"min_terms": 0}}, "7")
 
 
@@ -288,9 +288,9 @@ def test_a_task_without_enough_questions_for_a_split_is_refused(monkeypatch: pyt
         ({"name": "chain_sun"}, "name", "no task 'chain_sun'; did you mean chain_sum?"),
         ({"name": "composite"}, "name", "write its tasks as several parts"),
         ({"config": {"min_term": 3}}, "config", "no setting 'min_term'; did you mean min_terms?"),
-        ({"config": {"size": 3}}, "config", "size is the task's own field"),
+        ({"config": {"size": 3}}, "config", "size is a field of the task itself"),
         ({"config": {"min_terms": 9, "max_terms": 2}}, "config", "max_terms must be >= min_terms"),
-        ({"config": {"min_terms": "two"}}, "config", "does not take it"),
+        ({"config": {"min_terms": "two"}}, "config", "does not accept it"),
     ],
 )
 def test_what_the_package_does_not_know_is_named(changes: dict[str, Any], field: str, message: str) -> None:
@@ -337,7 +337,7 @@ def test_a_process_that_hangs_is_replaced_and_then_given_up(
     assert "no answer within" in caplog.text
     # Some hundred thousand of the slowest problems.
     slow = as_asked(task("knight_swap", size=10, max_attempts=10**9, min_steps=10**6, max_steps=10**6))
-    with pytest.raises(UnreachableError, match="was lost 3 times in succession"):
+    with pytest.raises(UnreachableError, match="was lost 3 times in a row"):
         process.row(slow, 0, held_out=True)
 
 

@@ -37,7 +37,7 @@ async def test_a_model_reads_what_its_program_prints_or_why_it_did_not(tool: Too
         ("import sys; sys.exit(3)", r"^exit code 3$"),
         ("import time; time.sleep(100)", r"^timed out$"),
         ("print('x' * 10**6)", r"^too much output\nx+$"),
-        ("x = '" + "y" * (40 << 20) + "'", r"more than the sandbox takes"),
+        ("x = '" + "y" * (40 << 20) + "'", r"exceed the sandbox's limits"),
     ]:
         with pytest.raises(ToolError, match=told):
             await tool({"code": code})

@@ -146,7 +146,9 @@ def read_tests(reference: Any) -> list[CodeTest]:
         try:
             reference = json.loads(reference)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"the reference answer has no valid tests: {reference[:80]!r} is not JSON ({error})") from None
+            raise ValueError(
+                f"the reference answer has no valid tests: {reference[:80]!r} is not JSON ({error})"
+            ) from None
     if isinstance(reference, Mapping):
         if not isinstance(reference.get("inputs"), Sequence) or not isinstance(reference.get("outputs"), Sequence):
             raise ValueError(
