@@ -228,7 +228,7 @@ async def test_a_run_begins_with_an_engine_or_ends_with_what_keeps_it(folder: Pa
 
 async def test_a_question_longer_than_the_context_has_no_score_and_others_have(folder: Path) -> None:
     async with Stage(folder).opened(1) as engines, asked(engines) as pool:
-        with pytest.raises(RewardError, match=f"sample 0.*more than the judge's context of {CONTEXT}"):
+        with pytest.raises(RewardError, match=f"sample 0.*exceed the judge's context of {CONTEXT}"):
             await pool.score_responses([Response("", "x" * CONTEXT, None, "s", 3, "stop", label="sample 0")])
         (result,) = await pool.score_responses(responses(1))
     assert result.score == pytest.approx(scores_alone(folder, 1)[0])
@@ -320,7 +320,7 @@ async def test_a_question_with_which_three_engines_are_lost_is_asked_no_more(fol
             await until(lambda: len(stage.engines) > number and "submit" in stage.engines[number].calls)  # noqa: B023
             stage.engines[number].kill()
         with pytest.raises(
-            UnscoredError, match=r"3 engines were lost while they had it in hand.*is gone \(killed\)"
+            UnscoredError, match=r"3 engines were lost while answering it.*is gone \(killed\)"
         ) as e:
             await scoring
         assert e.value.exit_code == RewardWorkerError.exit_code
@@ -341,7 +341,7 @@ async def test_an_engine_that_dies_on_its_first_work_is_replaced_after_a_pause_a
         scoring = asyncio.create_task(pool.score_responses(responses(2)))
         await until(lambda: all("submit" in engine.calls for engine in stage.engines))
         stage.engines[0].kill()
-        said = "; engine judge-0 was lost before it had finished anything: engine judge-0 is gone (killed)"
+        said = "; engine judge-0 was lost before it finished any request: engine judge-0 is gone (killed)"
         await until(lambda: stage.waits.beside["the judge pool"].reason().endswith(said))
         await until(lambda: [s.name for s in engines.standings()] == ["judge-1", "judge-2"])
         # The pause goes on, and the one that is there answers.
@@ -379,7 +379,7 @@ async def test_a_budget_of_tokens_bounds_a_batch_whose_questions_all_begin_at_on
     [
         ("{% if %}", "cannot render a question"),
         ("{{ raise_exception('never') }}", r"cannot render a question \(.*never"),
-        ("Say 1.", "leaves out what a question says"),
+        ("Say 1.", "drops the content of a question"),
     ],
     ids=["it does not compile", "it always raises", "it says the same always"],
 )

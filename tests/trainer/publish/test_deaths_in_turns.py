@@ -92,7 +92,7 @@ def test_nor_for_those_that_die_while_the_learner_comes(tmp_path: Path) -> None:
                 engine.kill()
 
     world.happens = happens  # type: ignore[method-assign]
-    with pytest.raises(EngineError, match="3 engines in succession started and were lost"):
+    with pytest.raises(EngineError, match="3 engines in a row were lost after their start"):
         run_virtual(whole(world, tmp_path))
     assert world.run.pool.lost == ["0", "0.1", "0.2", "0.3"]
 

@@ -587,7 +587,7 @@ def test_another_job_s_checkpoint_leaves_the_correction_that_this_job_names(
     assert not bypass.correcting
     assert bypass.algorithm.rollout_correction.mode == "bypass"
     assert caplog.messages == [
-        "algorithm.rolloutCorrection is not that of the checkpoint's job: it begins as this job has it"
+        "algorithm.rolloutCorrection differs from the checkpoint's job: it restarts with this job's settings"
     ]
     alike, _ = step_of(spec_of(kl=NO_KL), folder)
     alike.load_state_dict(before.state_dict(), own=False)

@@ -55,13 +55,13 @@ def test_one_matrix_that_was_not_loaded_is_recognised() -> None:
 def test_matrices_that_changed_places_are_named_both() -> None:
     ours = model()
     theirs = ours | {"a": ours["b"], "b": ours["a"]}
-    assert told(ours, theirs, {}) == "a holds what belongs into b; b holds what belongs into a"
+    assert told(ours, theirs, {}) == "a contains the values of b; b contains the values of a"
 
 
 def test_rows_that_changed_places_are_told_from_other_numbers() -> None:
     ours = model()
     theirs = ours | {"a": ours["a"].flip(0), "c": ours["c"] + 1}
-    assert told(ours, theirs, {}) == "a has the same numbers in another order; c has other numbers"
+    assert told(ours, theirs, {}) == "a has the same values in another order; c has different values"
 
 
 def test_fingerprints_are_compared_within_a_layout_only() -> None:

@@ -66,8 +66,8 @@ class Untouched:
         changed = [name for name, digest in found.items() if self._kept.get(name, digest) != digest]
         if changed:
             raise LearnerError(
-                f"learner rank {self._rank}: {_listed(changed)} changed in memory since the last update, outside of "
-                f"any: {_REMEDY}"
+                f"learner rank {self._rank}: {_listed(changed)} changed in memory after the last update: "
+                f"{_REMEDY}"
             )
 
     @torch.no_grad()
@@ -103,13 +103,13 @@ class Untouched:
             self._told.update(new)
             if new and whole:
                 notes.append(
-                    f"the {trained.name}'s optimizer steps left all of its {len(names)} parameters as they were, with "
-                    f"a gradient of norm {largest_norm[trained.name]:.3g}: nothing is learned"
+                    f"the {trained.name}'s optimizer steps changed none of its {len(names)} parameters, although the "
+                    f"gradient norm was {largest_norm[trained.name]:.3g}: nothing is learned"
                 )
             elif new:
                 notes.append(
-                    f"the {trained.name}'s optimizer steps left {_listed(new)} as they were: no gradient reaches them; "
-                    "look at what freezes them or takes them out of the loss"
+                    f"the {trained.name}'s optimizer steps did not change {_listed(new)}: no gradient reaches them; "
+                    "find out what freezes them or removes them from the loss"
                 )
         return notes
 

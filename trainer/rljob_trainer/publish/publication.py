@@ -185,8 +185,8 @@ class WeightPublication:
                     await asyncio.sleep(0.05)
                 elif asyncio.get_running_loop().time() > began + self._seconds:
                     raise DeadlineError(
-                        f"engine {engine.name} got no weights within {self._seconds:.0f} s: all that time the learner "
-                        "was in one update, or another publication was under way. If a step takes that long, raise "
+                        f"engine {engine.name} got no weights within {self._seconds:.0f} s: the learner was busy with "
+                        "one update or another publication all that time. If a step takes that long, raise "
                         "deadlines.progressSeconds"
                     )
                 else:
@@ -205,7 +205,7 @@ class WeightPublication:
             if await self._admitted(engine):
                 self._pool.activate([engine.name])
                 return
-        reason = "it deviates from the trainer, also after a second sending"
+        reason = "it deviates from the trainer, even after its weights were sent again"
         self._pool.report_lost(engine.name, reason)
         raise EngineError(f"engine {engine.name} cannot join: {reason}")
 
@@ -272,8 +272,8 @@ class WeightPublication:
             self._shares_devices = self._beside is not None
         elif self._beside is not None and not self._shares_devices:
             log.warning(
-                "weights cannot be handed over on the devices that engines and learner share (%s): they go by %s, "
-                "through host memory, which takes many times as long",
+                "weights cannot be handed over on the devices that engines and learner share (%s): they are sent "
+                "by %s through host memory, which is many times slower",
                 failure,
                 self._backend,
             )

@@ -174,7 +174,7 @@ class SharedDevices:
                 await self.to_engines()
         if not self._pool.engines and self._pool.replacing:
             raise EngineError(
-                f"{_ATTEMPTS} engines in succession started and were lost while the learner took its turn: "
+                f"{_ATTEMPTS} engines in a row were lost after their start, while the learner had its turn: "
                 f"{self._pool.why_none_is_left}"
             )
 
@@ -215,8 +215,8 @@ class SharedDevices:
             raise EngineError(f"no engine is left {what}: {lost[0]}") from lost[0]
         if self._failed[what] == _ATTEMPTS:
             raise EngineError(
-                f"all engines were lost when they were {what}, {_ATTEMPTS} times in a row, the last time because of "
-                f"this: {lost[0]}. If the device is full, lower rollout.engineArgs.gpu_memory_utilization"
+                f"all engines were lost when they were {what}, {_ATTEMPTS} times in a row, the last time because: "
+                f"{lost[0]}. If the device is full, lower rollout.engineArgs.gpu_memory_utilization"
             ) from lost[0]
 
     async def _end_of(self, engine: EngineHandle) -> None:
