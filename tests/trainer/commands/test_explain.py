@@ -112,8 +112,8 @@ def test_reward_functions_and_their_parameters(capsys: pytest.CaptureFixture[str
         "  exactMatch: ignoreCase true, partial false",
         "  pattern: full false, ignoreCase false",
         "  length: coefficient -0.001, freeTokens 0",
-        "    `coefficient` for each response token beyond the first `freeTokens`.",
-        "  custom: what your function takes",
+        "    `coefficient` for each response token after the first `freeTokens`.",
+        "  custom: those of your function",
     ):
         assert f"{line}\n" in text
 

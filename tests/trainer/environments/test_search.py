@@ -178,7 +178,7 @@ def test_every_language_of_stopwords_is_one_of_the_package(tmp_path: Path) -> No
             r'line 2: the column "text" \(set by .*corpus\.text\) is',
         ),
         ('{"text": "a"}\n\n{"text": 3}\n', {}, DataError, r'line 3: the column "text" .* is int, not text'),
-        ('{"text": "a"}\n{"text": "b"}\n', {"title": "title"}, DataError, r'line 1: .*"title" \(set by .*corpus\.title'),
+        ('{"text": "a"}\n{"text": "b"}\n', {"title": "title"}, DataError, r'line 1: .*"title" .*corpus\.title'),
         (
             '{"text": "a"}\n{"text": "b"}\n',
             {"passages": 3},

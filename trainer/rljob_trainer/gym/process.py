@@ -240,7 +240,6 @@ class GymProcess:
 def missing(python: str, problem: str) -> str:
     """What to do about a package that an interpreter does not have."""
     return (
-        f"cannot use reasoning-gym with {python} ({problem}). Create an environment with `python3 -m venv FOLDER` and "
-        f"`FOLDER/bin/{INSTALL}`, and set task.python; task.python: FOLDER/bin/python "
-        "(docs/reasoning-gym.md)"
+        f"cannot use reasoning-gym with {python} ({problem}); create an environment with `python3 -m venv FOLDER` and "
+        f"`FOLDER/bin/{INSTALL}`, and set task.python: FOLDER/bin/python (docs/reasoning-gym.md)"
     )

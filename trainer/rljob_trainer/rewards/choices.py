@@ -41,9 +41,9 @@ def multiple_choice(
     """1 when the response's last statement of a letter is the answer, else 0.
 
     A statement is ``\\boxed{C}``, ``answer is (C)``, ``Answer: C``, or a response that is nothing but the letter.
-    ``flexible``: failing that, the last letter that stands alone. One that names two letters (``A or B``) or one beyond
-    the ``options`` there are counts as no answer. The reference answer is a letter, or with ``index`` the option's
-    number from 0. Raises ``ValueError`` for any other.
+    ``flexible``: otherwise, the last letter on its own. Two letters (``A or B``), or a letter beyond the ``options``,
+    count as no answer. The reference answer is a letter, or with ``index`` the number of the option, starting at 0.
+    Raises ``ValueError`` for any other.
     """
     wanted = reference_letter(required_answer(answer), options, answer_is)
     said = stated_letter(response, options, method)

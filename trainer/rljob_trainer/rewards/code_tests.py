@@ -89,15 +89,15 @@ async def code_tests(
     tolerance: float = 1e-6,
     prefix: str = "",
 ) -> RewardVerdict:
-    """1 when the response's program passes all tests (``fraction``: the part of them that it passes).
+    """1 when the response's program passes all tests (``fraction``: the fraction of tests that it passes).
 
-    The program is the last fenced block of Python, else the whole response, without what stands between think tags. The
-    reference answer has the tests, as an object or as JSON text: ``inputs`` and ``outputs``, with ``fn_name`` for calls
-    of a function or of a method of ``Solution`` (APPS, TACO, verl's prime_code), or a list of ``input``, ``output``,
-    ``testtype`` (LiveCodeBench). Each test has ``seconds`` of wall and of processor time. ``most_tests``: only the
-    first so many; 0: all. ``prelude``: common modules are there, as in these data sets. ``tolerance``: of numbers that
-    are written with a fraction. ``prefix``: code that the program goes on from. Raises ``ValueError`` for what is no
-    tests, ``RewardWorkerError`` when the sandbox fails.
+    The program is the last fenced block of Python, else the whole response, without text between think tags. The
+    reference answer contains the tests, as an object or as JSON text: ``inputs`` and ``outputs``, with ``fn_name`` for
+    calls of a function or of a method of ``Solution`` (APPS, TACO, verl's prime_code), or a list of ``input``,
+    ``output``, ``testtype`` (LiveCodeBench). Each test may take ``seconds`` of wall time and of processor time.
+    ``most_tests``: use only the first tests; 0: all. ``prelude``: import common modules, as these data sets expect.
+    ``tolerance``: for numbers written with a fraction. ``prefix``: code that the program continues. Raises
+    ``ValueError`` for invalid tests, ``RewardWorkerError`` when the sandbox fails.
     """
     tests = await asyncio.to_thread(read_tests, reference)
     tests = tests[: most_tests or None]

@@ -34,8 +34,8 @@ def json_schema(
     """1 when the response is JSON that the schema allows, else 0.
 
     The JSON is the whole response, or its last fenced block. ``schema`` is the same for all rows; ``schema_column``
-    names a column that has each row's, as an object or as text. Exactly one of them is needed. References to other
-    documents are not followed. Raises ``ValueError`` for what is no schema.
+    is the column with each row's schema, as an object or as text. Exactly one of them is required. References to other
+    documents are not followed. Raises ``ValueError`` for an invalid schema.
     """
     validator = schema_validator(_schema_of(schema, schema_column, columns))
     blocks = _FENCE.findall(response)

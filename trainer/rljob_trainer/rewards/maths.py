@@ -45,10 +45,9 @@ def math(response: str, answer: str | None, *, boxed_only: bool = False) -> Rewa
     """1 when the last ``\\boxed{...}`` of the response (else its last expression) equals the answer, else 0.
 
     ``boxed_only``: a response without a box scores 0. The answer is a whole solution with a box, or an expression. A
-    response that cannot be parsed, or not judged in time, counts as wrong: a model writes such things at will
-    (``10^{10^{10}}``), and so does one of more than 2,000 characters. Raises ``ValueError`` for an answer that is no
-    mathematics, is longer than that, or takes more than 5 s of processor time to read, ``TooSlowError`` for a response
-    that does.
+    response that cannot be parsed or judged in time (``10^{10^{10}}``), or has more than 2,000 characters, counts as
+    wrong. Raises ``ValueError`` for an answer that is not mathematics, is longer than that, or takes more than 5 s of
+    processor time to parse, and ``TooSlowError`` for a response that takes as long.
     """
     from math_verify import parse, verify
 

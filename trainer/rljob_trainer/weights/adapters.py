@@ -44,7 +44,7 @@ class PublishedAdapter:
         """``base_sha256``: of the model that the engine has. Raises ``EngineError`` for an adapter to another one, and
         for tensors that are none."""
         if not DTYPES.keys() <= tensors.keys():
-            raise EngineError(f"weights: what was received is no adapter: no {', '.join(DTYPES.keys() - tensors)}")
+            raise EngineError(f"weights: received an invalid adapter: it has no {', '.join(DTYPES.keys() - tensors)}")
         sent = bytes(tensors[BASE].tolist()).hex()
         if sent != base_sha256:
             raise EngineError(
