@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--saturation",
         type=_seconds,
         metavar="N",
-        help="number of running sequences at which an engine's decoding step takes twice as long (default: 256)",
+        help="running sequences at which an engine's decoding step takes twice as long as with none (default: 256)",
     )
     parser.add_argument("--steps", type=int, default=40, metavar="N", help="steps to simulate (default: 40)")
     add_memory_arguments(parser)

@@ -101,7 +101,7 @@ def lines(status: DriverStatus, now: datetime, *, gone: str | None = None) -> It
     if status.throughput is not None:
         yield f"engines without a request: {percent(status.throughput.rollout_idle)} of the time"
     if status.mismatch:
-        yield f"engines and trainer are too far apart: {status.mismatch}"
+        yield f"the log-probs of engines and trainer differ too much: {status.mismatch}"
     if status.unsaved:
         yield f"the newest checkpoint could not be written: {status.unsaved}"
     if status.advice:

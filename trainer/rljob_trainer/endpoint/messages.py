@@ -57,7 +57,7 @@ class AnthropicMessages:
         for index, message in enumerate(given):
             messages += _of_message(message, f"messages[{index}]")
         if messages[-1]["role"] == "assistant":
-            raise unsupported("messages", "prefilling is not supported: the model generates its answers itself")
+            raise unsupported("messages", "prefilling an answer is not supported: end with a user message")
         return {**asked, "messages": messages}
 
     def whole(self, request: ChatRequest, answer: ChatAnswer) -> Body:

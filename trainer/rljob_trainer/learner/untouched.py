@@ -25,8 +25,8 @@ _RARELY = 32
 _SMALLEST = 1e-6
 """A learning rate below this share of a parameter may be lost in its rounding."""
 _REMEDY = (
-    "nothing but an update may write there. Start again: the run continues from its last checkpoint; if it happens "
-    "again, look at the memory of that machine and at what else writes into that process"
+    "only an update may write there. Start again: the run continues from its last checkpoint; if it happens again, "
+    "check that machine's memory and what else writes to that process"
 )
 
 
@@ -53,13 +53,13 @@ class Untouched:
         moved = [name for name, digest in seen.items() if self._of_frozen[name] != digest]
         if moved:
             raise LearnerError(
-                f"learner rank {self._rank}: the reference has changed: {_listed(moved)}. KL to it would mean nothing; "
+                f"learner rank {self._rank}: the reference has changed: {_listed(moved)}. KL to it is meaningless; "
                 + _REMEDY
             )
         moved = [name for name, digest in self._look_at_bases().items() if self._of_frozen[name] != digest]
         if moved:
             raise LearnerError(
-                f"learner rank {self._rank}: weights that an adapter is trained beside have changed: {_listed(moved)}; "
+                f"learner rank {self._rank}: frozen weights under an adapter have changed: {_listed(moved)}; "
                 + _REMEDY
             )
         self._kept = found | self._kept
