@@ -229,7 +229,7 @@ async def test_what_cannot_be_set_aside_is_named(tmp_path: Path, monkeypatch: py
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr(Path, "rename", refused)
-    with pytest.raises(CheckpointError, match="cannot set aside .*step-00000002: Read-only file system") as caught:
+    with pytest.raises(CheckpointError, match=r"cannot set aside .*step-00000002: Read-only file system") as caught:
         store.discard_after(1)
     assert exit_code_of(caught.value) == 1
 

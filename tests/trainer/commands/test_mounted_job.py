@@ -185,7 +185,7 @@ def test_what_the_operator_did_not_write_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobFileError, match=r"job\.json cannot be read"):
         mounted_job(tmp_path / "job.json", 1, tmp_path)
     (tmp_path / "job.json").write_text("- a list")
-    with pytest.raises(JobFileError, match="is not .*JSON written by the operator"):
+    with pytest.raises(JobFileError, match=r"is not .*JSON written by the operator"):
         mounted_job(tmp_path / "job.json", 1, tmp_path)
 
 

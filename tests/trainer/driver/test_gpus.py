@@ -60,7 +60,7 @@ def test_what_is_wanted_what_is_there_and_what_to_do_are_said() -> None:
 def test_gpus_that_torch_cannot_use_are_refused_at_once() -> None:
     said = refusal(2, cuda_build=False, **COLOCATED)
     assert said.startswith("the job needs 2 GPUs and this machine has 2, but torch here is a CPU build: ")
-        assert "`make install ACCELERATOR=gpu` (in a container, use the GPU image" in said
+    assert "`make install ACCELERATOR=gpu` (in a container, use the GPU image" in said
     gpus.check_gpus(spec(), 2, cuda_build=False)
 
 

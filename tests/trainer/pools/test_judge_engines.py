@@ -319,9 +319,7 @@ async def test_a_question_with_which_three_engines_are_lost_is_asked_no_more(fol
         for number in range(3):
             await until(lambda: len(stage.engines) > number and "submit" in stage.engines[number].calls)  # noqa: B023
             stage.engines[number].kill()
-        with pytest.raises(
-            UnscoredError, match=r"3 engines were lost while answering it.*is gone \(killed\)"
-        ) as e:
+        with pytest.raises(UnscoredError, match=r"3 engines were lost while answering it.*is gone \(killed\)") as e:
             await scoring
         assert e.value.exit_code == RewardWorkerError.exit_code
         await until(lambda: len(stage.engines) == 4)

@@ -144,9 +144,7 @@ async def test_when_none_can_be_mended_the_sender_is_to_blame(world: World) -> N
         engine.weights["layer"] = engine.weights["layer"].flip(0)
 
     world.sends = swapped
-    with pytest.raises(
-        EngineError, match=r"layer has the same values in another order.*what the learner sends is not"
-    ):
+    with pytest.raises(EngineError, match=r"layer has the same values in another order.*what the learner sends is not"):
         await world.publish(2, "0", "1")
 
 

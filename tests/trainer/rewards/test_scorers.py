@@ -275,8 +275,7 @@ async def test_who_waits_for_what_is_said() -> None:
         stage.replicas[0].die()
         await until(lambda: "no room" in wait.sentence)
         assert wait.sentence == (
-            "the pool waits for replicas: 0 of 1 are up; 3 more in the queue; "
-            "the last one failed to start: no room"
+            "the pool waits for replicas: 0 of 1 are up; 3 more in the queue; the last one failed to start: no room"
         )
         assert waits.left(wait) is not None
         stage.problem = None

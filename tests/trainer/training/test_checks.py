@@ -38,7 +38,7 @@ def test_a_group_that_was_trained_is_refused_for_many_steps() -> None:
     for step in range(1, 60):
         trained.check([group(step)], step)
         trained.trained([group(step)], step)
-    with pytest.raises(IntegrityError, match="prompt 7 would be trained on again in step 60: .* used in step 7"):
+    with pytest.raises(IntegrityError, match=r"prompt 7 would be trained on again in step 60: .* used in step 7"):
         trained.check([group(7)], 60)
 
 

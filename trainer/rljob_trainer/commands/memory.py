@@ -34,7 +34,9 @@ _LEAST = 1 << 30
 
 def add_memory_arguments(parser: argparse.ArgumentParser) -> None:
     """--memory and what goes with it."""
-    parser.add_argument("--memory", action="store_true", help="predict the memory of each GPU and whether it fits, instead of times")
+    parser.add_argument(
+        "--memory", action="store_true", help="predict the memory of each GPU and whether it fits, instead of times"
+    )
     parser.add_argument(
         "--gpu-memory",
         type=_gpu_memory,
@@ -43,7 +45,10 @@ def add_memory_arguments(parser: argparse.ArgumentParser) -> None:
         "pools' nodeSelector (nvidia.com/gpu.memory or nvidia.com/gpu.product)",
     )
     parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="--memory: folder with the model's config.json. Default: the job's model"
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="--memory: folder with the model's config.json. Default: the job's model",
     )
     parser.add_argument(
         "--critic-model",

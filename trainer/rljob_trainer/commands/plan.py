@@ -33,8 +33,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
     parser.add_argument("--measured", metavar="DIR", type=Path, help="output folder of a sync run to take timings from")
-    parser.add_argument("--generation", type=_seconds, metavar="S", help="seconds to generate one batch with nothing else running")
-    parser.add_argument("--training", type=_seconds, metavar="S", help="seconds to train on one batch with nothing else running")
+    parser.add_argument(
+        "--generation", type=_seconds, metavar="S", help="seconds to generate one batch with nothing else running"
+    )
+    parser.add_argument(
+        "--training", type=_seconds, metavar="S", help="seconds to train on one batch with nothing else running"
+    )
     parser.add_argument("--publication", type=_seconds, metavar="S", help="seconds that engines pause for new weights")
     parser.add_argument(
         "--lengths",

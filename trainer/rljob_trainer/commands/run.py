@@ -44,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve status and metrics on this port of the loopback device (`rljob status http://127.0.0.1:PORT`)",
     )
     parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="with --status-port: calls need this token and may send commands"
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="with --status-port: calls need this token and may send commands",
     )
     parser.add_argument("--plain", action="store_true", help="print one line per step, even on a terminal")
 

@@ -33,8 +33,12 @@ INVALID = JobFileError.exit_code
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="job file (- reads standard input)")
-    parser.add_argument("overlays", metavar="OVERLAY", nargs="*", help="files applied to the job as overrides, in order")
-    parser.add_argument("--schema-only", action="store_true", help="check only the job file, not the files and data it refers to")
+    parser.add_argument(
+        "overlays", metavar="OVERLAY", nargs="*", help="files applied to the job as overrides, in order"
+    )
+    parser.add_argument(
+        "--schema-only", action="store_true", help="check only the job file, not the files and data it refers to"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", help="check the job with this override (repeatable)"
     )

@@ -102,9 +102,7 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path, now: datetime 
     if model.untrainable is not None and ":" not in spec.trainer.backend:
         raise JobFileError(f"spec.model: the learner {model.untrainable}, see {model.path}; train another model")
     if model.unreplayable is not None and spec.algorithm.routing_replay:
-        raise JobFileError(
-            f"spec.algorithm.routingReplay: the model {model.unreplayable}, see {model.path}; remove it"
-        )
+        raise JobFileError(f"spec.algorithm.routingReplay: the model {model.unreplayable}, see {model.path}; remove it")
     check_builds(model.path, trust_remote_code=spec.model.trust_remote_code)
     tokenizer = load_tokenizer(model.path, trust_remote_code=spec.model.trust_remote_code)
     check_embedded(tokenizer, model.vocabulary_size, f"spec.model: the tokenizer in {model.path}")

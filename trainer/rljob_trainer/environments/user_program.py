@@ -115,6 +115,4 @@ def _check_takes(function: Callable[..., Any], params: Mapping[str, Any], name: 
     try:
         inspect.signature(function).bind("task", "model", "world", **params)
     except TypeError as problem:
-        raise JobFileError(
-            f"{field}: {name} must accept a task, the model, the world and params: {problem}"
-        ) from None
+        raise JobFileError(f"{field}: {name} must accept a task, the model, the world and params: {problem}") from None

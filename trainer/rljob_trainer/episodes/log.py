@@ -134,9 +134,7 @@ class EpisodeLog:
         left: dict[EpisodeId, BegunTurn] = {}
         known = self._in_here(step, version)
         if known is None:
-            _log.warning(
-                "%s: written after step %d, where the run continues: episodes start over", self._folder, step
-            )
+            _log.warning("%s: written after step %d, where the run continues: episodes start over", self._folder, step)
             self.records = {}
         else:
             later = published_as - known

@@ -59,15 +59,13 @@ class Untouched:
         moved = [name for name, digest in self._look_at_bases().items() if self._of_frozen[name] != digest]
         if moved:
             raise LearnerError(
-                f"learner rank {self._rank}: frozen weights under an adapter have changed: {_listed(moved)}; "
-                + _REMEDY
+                f"learner rank {self._rank}: frozen weights under an adapter have changed: {_listed(moved)}; " + _REMEDY
             )
         self._kept = found | self._kept
         changed = [name for name, digest in found.items() if self._kept.get(name, digest) != digest]
         if changed:
             raise LearnerError(
-                f"learner rank {self._rank}: {_listed(changed)} changed in memory after the last update: "
-                f"{_REMEDY}"
+                f"learner rank {self._rank}: {_listed(changed)} changed in memory after the last update: {_REMEDY}"
             )
 
     @torch.no_grad()

@@ -219,9 +219,7 @@ class RolloutPool(Dispatch):
             try:
                 return await replace(name)
             except EngineLostError as error:
-                log.warning(
-                    "a replacement for engine %s was lost during start (%s); starting another one", name, error
-                )
+                log.warning("a replacement for engine %s was lost during start (%s); starting another one", name, error)
         return await replace(name)
 
     async def _start_replacement(self, name: str) -> None:

@@ -217,9 +217,7 @@ def _tokenizer(path: str, source: str | None, base: Path, rows: int | None) -> I
         except JobFileError as error:
             yield as_violation(error, path)
     elif not _may_be_hub_id(source):
-        yield Violation(
-            path, f"there is no folder {folder}", "use a folder with a tokenizer or a hub id (owner/name)"
-        )
+        yield Violation(path, f"there is no folder {folder}", "use a folder with a tokenizer or a hub id (owner/name)")
 
 
 def _may_be_hub_id(source: str) -> bool:

@@ -89,9 +89,7 @@ def convention_of(parameters: Parameters, given: Collection[str] = ()) -> Conven
     meant: list[Convention] = [convention for convention, marks in _MARKS.items() if names & marks]
     if len(meant) > 1:
         said = " and ".join(f"{', '.join(sorted(names & _MARKS[c]))} ({NAMES[c]})" for c in meant)
-        raise SignatureError(
-            f"takes {said}, so its calling convention is ambiguous", "use the names of one convention"
-        )
+        raise SignatureError(f"takes {said}, so its calling convention is ambiguous", "use the names of one convention")
     found: Convention = meant[0] if meant else "rljob"
     for name in parameters.required:
         if name not in given and name in _NOT_HERE[found]:

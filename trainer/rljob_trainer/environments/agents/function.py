@@ -165,8 +165,7 @@ class _AgentWorker:
         if "problem" in ready:
             self.end()
             raise AgentError(
-                f"cannot load {self._name} ({ready['problem']}); its module must be beside the job file or be "
-                "installed"
+                f"cannot load {self._name} ({ready['problem']}); its module must be beside the job file or be installed"
             )
         self._reading = asyncio.create_task(self._read(process), name="answers of an agent's process")
         return ready

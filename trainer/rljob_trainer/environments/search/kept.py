@@ -133,9 +133,7 @@ def _keep(index: PassageIndex, place: Path, made_of: Mapping[str, Any], report: 
             writing.rename(place)
     except OSError as problem:
         if _loaded(place, made_of, len(index), lambda _: None) is None:
-            report(
-                f"cannot keep the index in {place.parent} ({problem.strerror or problem}); each run rebuilds it"
-            )
+            report(f"cannot keep the index in {place.parent} ({problem.strerror or problem}); each run rebuilds it")
     finally:
         shutil.rmtree(writing, ignore_errors=True)
 

@@ -84,9 +84,7 @@ class Scorer:
                 "model without a scoring head; use a model that was trained as a reward model"
             )
         if (labels := self._model.config.num_labels) != 1:
-            raise JobFileError(
-                f"{settings.field}: {settings.folder} has num_labels {labels}; num_labels must be 1"
-            )
+            raise JobFileError(f"{settings.field}: {settings.folder} has num_labels {labels}; num_labels must be 1")
         self._model.eval().to(settings.device)
         self._device = settings.device
         self._padding = self._model.config.get_text_config().pad_token_id
