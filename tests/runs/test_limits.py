@@ -65,7 +65,7 @@ def test_a_run_that_goes_wrong_again_and_again_ends_with_a_clear_error(runner: R
     output = runner.folder / "output"
     printed = runner.run("run", runner.write(job), "--output", output, expect=65, **wrong(first=24))
     assert "(1 of 1 times)" in printed
-    assert "; 1 roll-backs (limits.rollBacks) did not help" in printed
+    assert "rolling back 1 times (limits.rollBacks) did not help" in printed
     status = json.loads((output / "status.json").read_text())
     assert status["end"]["exitCode"] == 65
     assert status["mismatch"].startswith("mismatch/kl")

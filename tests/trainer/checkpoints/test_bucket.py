@@ -184,7 +184,7 @@ async def test_a_disk_that_does_not_take_the_drivers_part_is_named(make, tmp_pat
     """A run goes on after this error (and after no other) and tries the next checkpoint."""
     (tmp_path / "scratch").write_text("no folder")
     with pytest.raises(
-        UnsavedError, match=r"driver's part of the checkpoint of step 3 into .*scratch: Not a directory"
+        UnsavedError, match=r"driver's part of the checkpoint of step 3 to .*scratch: Not a directory"
     ):
         await write(make(), 3)
     assert make().steps() == []

@@ -63,7 +63,7 @@ def test_arguments_and_exit_code(verb: types.ModuleType) -> None:
     ("options", "message"),
     [
         (["--status-port", "99999"], "--status-port 99999 is not a port; use 0 (any free port) to 65535"),
-        (["--token-file", "token"], "--token-file has no effect without --status-port"),
+        (["--token-file", "token"], "--token-file has no effect without --status-port; add it, or remove --token-file"),
         (["--resume", ""], "--resume is empty; pass auto, never, or the path of a checkpoint or a run"),
         (["--steps", "0"], "--steps 0 is too small; use 1 or more"),
     ],
@@ -241,7 +241,7 @@ def test_the_base_wheel_says_which_extra_a_verb_needs(tmp_path: Path) -> None:
     assert ended == {verb: codes.get(verb, "1") for verb, *_ in commands}
     for verb in ("run", "eval", "plan", "drive"):
         assert f"rljob {verb}: the module " in ran.stderr
-    assert ran.stderr.count("install the extra trainer: pip install 'rljob[trainer,cpu]'") == 4
+    assert ran.stderr.count("is not installed; install the extra trainer: pip install 'rljob[trainer,cpu]'") == 5
 
 
 def test_without_the_trainer_job_files_are_validated_by_themselves(tmp_path: Path) -> None:

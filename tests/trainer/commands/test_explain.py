@@ -82,7 +82,7 @@ def test_a_field_is_found_wherever_it_is(capsys: pytest.CaptureFixture[str], nam
 
 def test_all_fields_of_a_name_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert page(capsys, "learningRate").splitlines() == [
-        "There are 2 of that name:",
+        "There are 2 fields with that name:",
         "  spec.algorithm.critic.learningRate\t<number>",
         "    Peak learning rate. Default: 1e-5.",
         "  spec.trainer.optimizer.learningRate\t<number>",
@@ -151,7 +151,7 @@ def test_dapo_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
         ("spec.zzz", "its fields are image, model"),
         ("suspend.more", "spec.suspend has no fields"),
         ("algorithm.presets.dpo", "did you mean dapo?"),
-        ("algorithm.presets.xyzzy", "there are ppo, grpo"),
+        ("algorithm.presets.xyzzy", "use one of ppo, grpo"),
     ],
 )
 def test_unknown_paths(capsys: pytest.CaptureFixture[str], path: str, phrase: str) -> None:

@@ -149,7 +149,7 @@ def test_a_column_that_is_missing_in_one_row_and_empty_in_another_is_named_for_b
     )
     told = [str(violation) for violation in found(folder / "job.yaml")]
     file = folder / "train.jsonl"
-    assert [text.partition(": ")[2].partition(", which")[0] for text in told] == [
+    assert [text.partition(": ")[2].partition(" (set by")[0].partition(", which")[0] for text in told] == [
         f'{file}, line 5: the row has no column "question"',
         f'{file}, line 3: the column "question"',
         f'{file}, line 4: the row has no column "answer"',
@@ -281,7 +281,7 @@ def test_heads_too_narrow_for_vllm(folder: Path) -> None:
     (folder / "model" / "config.json").write_text(
         json.dumps(config | {"num_attention_heads": 8, "num_key_value_heads": 4})
     )
-    one(folder / "job.yaml", "spec.model.source", "16 wide", "rollout.engine: torch")
+    one(folder / "job.yaml", "spec.model.source", "its head size is 16", "rollout.engine: torch")
 
 
 def test_a_backend_that_nobody_has(edited: Edit) -> None:
@@ -541,7 +541,7 @@ def test_a_chat_template_that_refuses_a_row(edited: Edit, folder: Path) -> None:
     two = MESSAGES.replace("}]", '}, {"role": "assistant", "content": "4"}]')
     (folder / "train.jsonl").write_text(MESSAGES + two)
     place = f"{folder / 'train.jsonl'}, line 2: the chat template cannot render the prompt (one turn)"
-    one(folder / "job.yaml", "spec.data.train.source", place, "correct the row, or the template")
+    one(folder / "job.yaml", "spec.data.train.source", place, "correct the row or the template")
     (folder / "train.jsonl").write_text(MESSAGES)
     file = edited("    prompt: question", "    systemPrompt: Be brief.\n    prompt: question")
     one(file, "spec.data.train.source", "line 1: the chat template cannot render the prompt (one turn)")
@@ -713,7 +713,7 @@ def test_programs_and_tools_are_found_without_being_run(
         ('{"text": "a"}\n{"text": "b"}\n', {"passages": 3}, "passages", "3 per call is more than the 2 of"),
         ('{"text": "a"}\n{"text": 3}\n{"text": "c"}\n', {}, "source", 'line 2: the column "text"'),
         (None, {"source": "pvc://claim/a.jsonl"}, None, None),
-        (None, {"source": "s4://bucket/a.jsonl"}, "source", "nothing here reads addresses"),
+        (None, {"source": "s4://bucket/a.jsonl"}, "source", "s4:// is not a known scheme"),
     ],
 )
 def test_passages_of_a_search_are_looked_at(

@@ -180,7 +180,7 @@ async def test_what_is_not_for_this_attempt_is_refused() -> None:
     driver = Driver()
     async with driver.client() as session:
         code, why = await tell(session, attempt=2, suspend=True)
-        assert (code, why) == (409, "this is attempt 3, and attempt 2 is meant\n")
+        assert (code, why) == (409, "this is attempt 3, but the command is for attempt 2\n")
         assert (await tell(session, generation=5))[0] == 200
         code, why = await tell(session, generation=4, suspend=True)
         assert (code, why) == (409, "generation 4 is older than generation 5, which is in effect\n")
@@ -242,7 +242,7 @@ async def test_without_a_token_there_are_no_commands_and_only_the_loopback_devic
             assert answer.status == 200
         assert (await tell(session, suspend=True))[0] == 403
     assert not driver.stop
-    with pytest.raises(ServiceError, match="needs a token"):
+    with pytest.raises(ServiceError, match="requires a token"):
         Listening(0, host="0.0.0.0")
     with pytest.raises(ServiceError, match="at least 16"):
         Listening(0, token="short")

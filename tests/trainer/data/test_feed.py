@@ -264,7 +264,7 @@ def test_a_prompt_can_be_made_again_from_its_place() -> None:
         again = mixed.prompt_at(ordinal=prompt.ordinal, epoch=prompt.epoch, source=prompt.source, row=prompt.row)
         assert again == prompt
     for name, row in (("c", 0), ("b", 1), ("a", 2)):  # no such source, no such row, a row that is dropped
-        with pytest.raises(CheckpointError, match=f"row {row} of data source '{name}' gave prompt 9"):
+        with pytest.raises(CheckpointError, match=f"row {row} of data source '{name}', the source of prompt 9"):
             mixed.prompt_at(ordinal=9, epoch=0, source=name, row=row)
 
 

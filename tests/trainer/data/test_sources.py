@@ -318,7 +318,7 @@ def test_a_line_of_gigabytes_is_refused_without_being_read(tmp_path: Path) -> No
     with file.open("wb") as out:
         out.write(GOOD)
         out.truncate(200_000_000)  # a hole: the rest of the file is one line of zeros
-    with pytest.raises(DataError, match=r"line 2: the line has 200 MB, more than the 67 that a row may have"):
+    with pytest.raises(DataError, match=r"line 2: the line has 200 MB, more than the 67 allowed for a row"):
         open_rows(str(file))
 
 

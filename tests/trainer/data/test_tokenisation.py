@@ -131,7 +131,7 @@ def test_a_row_that_the_chat_template_refuses_is_named(chat_template: str, messa
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"other": 1}, r'file, line 0: the row has no column "question", .* it has other; add it'),
+        ({"other": 1}, r'file, line 0: the row has no column "question" .* it has other; add it'),
         (
             {"question": None},
             r'file, line 0: the column "question" \(set by spec.data.prompt\) is null or NaN; fill it in',

@@ -101,7 +101,7 @@ def test_values_that_are_no_numbers(policy: Path, critic: Path, tmp_path: Path) 
     stored = load_file(file)
     stored["score.weight"][0, 3] = float("nan")
     save_file(stored, file, metadata={"format": "pt"})
-    with pytest.raises(JobFileError, match=r"score\.weight holds NaN"):
+    with pytest.raises(JobFileError, match=r"score\.weight contains NaN"):
         read(policy, critic, tmp_path)
 
 

@@ -505,7 +505,7 @@ async def test_an_episode_that_has_not_ended_begins_anew_and_it_is_said(
 
 
 async def test_agents_that_cannot_be_had_are_told_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(JobFileError, match="a field: no-such-agent is no command"):
+    with pytest.raises(JobFileError, match="a field: no-such-agent is not an executable command"):
         AgentCommand(["no-such-agent"], {}, tmp_path, "a field")
     for text, name, told in (
         ("", "empty_agent", "has no run"),

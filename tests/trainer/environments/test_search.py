@@ -183,7 +183,7 @@ def test_every_language_of_stopwords_is_one_of_the_package(tmp_path: Path) -> No
             '{"text": "a"}\n{"text": "b"}\n',
             {"passages": 3},
             JobFileError,
-            r"corpus\.passages: .* return 3, and .* has 2",
+            r"corpus\.passages: 3 per call is more than the 2 of",
         ),
         ('{"text": "!"}\n{"text": "?"}\n', {}, DataError, r"no passage has a searchable word"),
         (None, {}, DataError, r"tools\[0\]\.corpus\.source: there is no file .*facts\.jsonl"),

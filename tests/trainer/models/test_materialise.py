@@ -294,5 +294,5 @@ def test_a_weight_that_is_no_number_is_refused_with_the_tensors_name(
     check_values(made.path)
     some[3, 5] = value
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(JobFileError, match=f"model.safetensors: model.layers.1.mlp.up_proj.weight holds {called}"):
+    with pytest.raises(JobFileError, match=f"model.safetensors: model.layers.1.mlp.up_proj.weight contains {called}"):
         check_values(made.path)

@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> LocalFile:
 def test_attempts_count_up_and_an_older_one_cannot_begin(file: LocalFile) -> None:
     assert [Fence.take(file).attempt for _ in range(3)] == [1, 2, 3]
     assert Fence.take(file, 7).attempt == 7
-    with pytest.raises(FencedError, match=r"attempt 7 has taken over .*; attempt 6 must not go on"):
+    with pytest.raises(FencedError, match=r"attempt 7 has taken over .*; attempt 6 must not continue"):
         Fence.take(file, 6)
 
 

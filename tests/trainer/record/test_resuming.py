@@ -63,7 +63,7 @@ def test_a_run_none_of_whose_checkpoints_can_be_used_does_not_begin_anew_by_itse
     for step in (1, 2):
         (folder / f"checkpoints/step-0000000{step}/driver.json").write_text("x")
     with pytest.raises(
-        CheckpointError, match=r"none of the checkpoints .* \(steps 1, 2\).* --resume never` begins an"
+        CheckpointError, match=r"none of the checkpoints .* \(steps 1, 2\).* --resume never` starts over"
     ) as caught:
         start(folder)
     assert exit_code_of(caught.value) == 66

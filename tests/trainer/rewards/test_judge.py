@@ -404,8 +404,8 @@ async def test_a_record_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Pat
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"mostRequests": 2}, "mostRequests = 2, of which 2 are spent"),
-        ({"mostTokens": 150}, "mostTokens = 150, of which 200"),
+        ({"mostRequests": 2}, "mostRequests = 2, 2 spent"),
+        ({"mostTokens": 150}, "mostTokens = 150, 200 spent"),
     ],
     ids=["requests", "tokens"],
 )

@@ -60,7 +60,7 @@ def test_scores(parser: dict[str, object], said: str, score: float) -> None:
         ({}, "-1", "-1 is outside 0 to 10"),
         ({}, "v1.2.3", "has no numbers"),
         ({}, "1,000", "has no numbers"),
-        (PATTERN, "Rating: 8", "finds nothing"),
+        (PATTERN, "Rating: 8", "does not match"),
         (PATTERN, "Rating: [[eight]]", "'eight' is not a number"),
         (PATTERN, "Rating: [[nan]]", "'nan' is not a number"),
         (JSON, "score: 7", "no JSON object"),
@@ -157,5 +157,5 @@ def test_a_pattern_that_takes_time_exponential_in_the_text_ends_in_bounded_time(
 def test_a_pattern_that_cannot_be_read_is_told_at_the_start() -> None:
     # One that the API has let through: it asks Python's re.
     parser = JudgeParser.model_construct(type="pattern", pattern="(a")
-    with pytest.raises(JobFileError, match=r"^functions\[0\]\.judge\.parser\.pattern: cannot be read \(.*\); write it"):
+    with pytest.raises(JobFileError, match=r"^functions\[0\]\.judge\.parser\.pattern: not a valid pattern \(.*\); correct it"):
         reading.check_pattern(parser, "functions[0]")

@@ -51,7 +51,7 @@ def test_rewards_of_siblings_that_changed_places_are_refused() -> None:
 
 
 def test_a_version_that_was_never_published_is_refused() -> None:
-    with pytest.raises(IntegrityError, match=r"sample 0 of prompt 4 has tokens of version 3.*newest.*version 2"):
+    with pytest.raises(IntegrityError, match=r"sample 0 of prompt 4 has tokens of version 3.*newest.*version is 2"):
         check_groups([group(4)], 2)
 
 

@@ -53,8 +53,8 @@ def driver_state(files: Path) -> dict[str, Any]:
 
 def unreadable(file: Path, error: OSError) -> UnreadableError:
     return UnreadableError(
-        f"cannot read {file}: {error.strerror or error}. Its checkpoint may be intact, so no earlier one is used. Fix "
-        "the permissions or the storage and start again (or, to skip this checkpoint, move its folder away)."
+        f"{file} cannot be read: {error.strerror or error}. Its checkpoint may be intact, so no earlier one is used. "
+        "Fix the permissions or the storage and start again (or, to skip this checkpoint, move its folder away)."
     )
 
 

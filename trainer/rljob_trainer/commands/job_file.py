@@ -63,7 +63,7 @@ def _one_job(args: argparse.Namespace) -> RLJob:
     try:
         jobs = load_jobs(args.file, args.set, args.overlays)
     except OSError as problem:
-        raise JobFileError(f"cannot read {problem.filename} ({problem.strerror}); check the path") from None
+        raise JobFileError(f"{problem.filename} cannot be read ({problem.strerror}); check the path") from None
     if len(jobs) != 1:
         raise JobFileError(f"{args.file} contains {len(jobs)} jobs; put the one to run into its own file")
     return jobs[0]

@@ -77,7 +77,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         document = json.loads(file.read_text())
     except OSError as error:
-        raise JobFileError(f"cannot read {file}: {error.strerror}") from error
+        raise JobFileError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise JobFileError(f"{file} is not valid JSON written by the operator: {error}") from error
     if not isinstance(document, dict):

@@ -126,7 +126,7 @@ def _from_folder(folder: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise NoStatusError(
-            f"cannot read {folder / run_folder.STATUS} ({reason}); check that {folder} is the output folder of a run"
+            f"{folder / run_folder.STATUS} cannot be read ({reason}); check that {folder} is the output folder of a run"
         ) from error
 
 

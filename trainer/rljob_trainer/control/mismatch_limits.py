@@ -136,7 +136,7 @@ def start_again(
 ) -> Start:
     """The last good checkpoint, for the ``times``-th time. Raises ``MismatchError`` when that is no way out."""
     if times > limit:
-        raise MismatchError(f"{beyond}; {limit} roll-backs (limits.rollBacks) did not help; {_REMEDY}")
+        raise MismatchError(f"{beyond}; rolling back {limit} times (limits.rollBacks) did not help; {_REMEDY}")
     good = latest(checkpoints, report)
     if good is None:
         raise MismatchError(

@@ -26,7 +26,7 @@ def check_unchanged(written: Path, job: ResolvedJob, base: Path, report: Callabl
         (before,) = load_jobs(written)
     except (OSError, ValueError, JobInvalid) as problem:
         reason = str(problem).partition("\n")[0]
-        report(f"cannot read {written} ({reason}), so it is unknown whether this job started the run")
+        report(f"{written} cannot be read ({reason}), so it is unknown whether this job started the run")
         return
     then, now = (_comparable(resolved, base) for resolved in (resolve(before), job))
     changed = [
