@@ -183,9 +183,7 @@ async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(make, buck
 async def test_a_disk_that_does_not_take_the_drivers_part_is_named(make, tmp_path: Path) -> None:
     """A run goes on after this error (and after no other) and tries the next checkpoint."""
     (tmp_path / "scratch").write_text("no folder")
-    with pytest.raises(
-        UnsavedError, match=r"driver's part of the checkpoint of step 3 to .*scratch: Not a directory"
-    ):
+    with pytest.raises(UnsavedError, match=r"driver's part of the checkpoint of step 3 to .*scratch: Not a directory"):
         await write(make(), 3)
     assert make().steps() == []
 

@@ -157,5 +157,5 @@ def test_a_pattern_that_takes_time_exponential_in_the_text_ends_in_bounded_time(
 def test_a_pattern_that_cannot_be_read_is_told_at_the_start() -> None:
     # One that the API has let through: it asks Python's re.
     parser = JudgeParser.model_construct(type="pattern", pattern="(a")
-    with pytest.raises(JobFileError, match=r"^functions\[0\]\.judge\.parser\.pattern: not a valid pattern \(.*\); correct it"):
+    with pytest.raises(JobFileError, match=r"^functions\[0\]\.judge\.parser\.pattern: not a valid pattern"):
         reading.check_pattern(parser, "functions[0]")

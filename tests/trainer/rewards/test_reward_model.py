@@ -172,7 +172,7 @@ def test_what_is_no_reward_model(tmp_path: Path) -> None:
 
 async def test_a_process_that_is_lost_again_and_again_gives_no_score(folder: Path, stand_in: Path) -> None:
     async with pool(reward(folder)) as opened:
-        with pytest.raises(RewardWorkerError, match=r"sample 0: the process .* was lost 3 times: .* exited with code 9"):
+        with pytest.raises(RewardWorkerError, match="lost 3 times: it exited with code 9"):
             await opened.score_responses(responses("abc"))
     # One more may be on its way for those that come later.
     assert stand_in.read_text().count("started") in (3, 4)
