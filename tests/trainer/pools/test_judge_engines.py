@@ -188,7 +188,7 @@ async def test_without_engines_until_the_deadline_there_is_an_error_and_no_score
         async with asked(engines, more={"onError": on_error}, **limits) as pool:
             stage.problem = EngineError("no place")
             stage.engines[0].kill()
-            with pytest.raises(error, match=r"none of 1 is there.*no place"):
+            with pytest.raises(error, match=r"0 of 1 are up.*no place"):
                 await pool.score_responses(responses(2))
 
 

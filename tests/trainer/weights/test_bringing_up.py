@@ -167,4 +167,4 @@ async def test_where_devices_cannot_be_shared_weights_go_by_broadcast_and_that_i
     await pool.close()
     (said,) = [record.getMessage() for record in caplog.records if "handed over" in record.getMessage()]
     assert "invalid device context" in said
-    assert "they go by gloo, through host memory" in said
+    assert "they are sent by gloo through host memory" in said

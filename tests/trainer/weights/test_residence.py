@@ -37,7 +37,7 @@ def test_what_only_one_has_is_a_difference_but_for_a_tied_matrix() -> None:
     assert differing(whole, tied) == differing(tied, whole) == []
     assert differing(tied, whole | {"lm_head.weight": whole["b"]}) == ["lm_head.weight"]
     assert cause_of(whole, less, {}, ({}, {})) == "it has no b"
-    assert cause_of(less, whole, {}, ({}, {})) == "nobody has sent it b"
+    assert cause_of(less, whole, {}, ({}, {})) == "it never received b"
 
 
 def test_weights_of_an_earlier_version_are_recognised() -> None:
