@@ -98,7 +98,7 @@ def test_validate_says_where_half_a_character_stands(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(("prompt", "answer"), [(HALF, "1"), ("1", HALF)])
 def test_rows_of_any_source_are_refused_before_the_tokenizer_sees_them(prompt: str, answer: str) -> None:
     encoder = PromptEncoder(character_tokenizer("1 ", 16), PromptSettings(prompt="q", answer="a"))
-    with pytest.raises(DataError, match=r'^a set, row 3: the column ".*" contains half a character \(\\ud83d '):
+    with pytest.raises(DataError, match=r'^a set, row 3: the column ".*" contains half a character \(\\ud83d, '):
         encoder.encode([{"q": prompt, "a": answer}], ["a set, row 3"])
 
 

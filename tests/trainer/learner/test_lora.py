@@ -340,7 +340,7 @@ def test_a_base_that_changes_is_found_before_the_next_update(
     with torch.no_grad():
         matrix[3, 5] += 1e-3
     with pytest.raises(
-        LearnerError, match=r"beside have changed: actor\.model\.language_model\.model\.layers\.1\.mlp\.up"
+        LearnerError, match=r"an adapter have changed: actor\.model\.language_model\.model\.layers\.1\.mlp\.up"
     ):
         learner.update(share, LOSS)
 

@@ -344,7 +344,7 @@ def test_a_package_that_is_missing_is_no_fault_of_the_models_folder(
     settings: LearnerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)  # as if it were not installed
-    with pytest.raises(JobFileError, match=r"cannot be loaded here, .*accelerate.*; install it") as told:
+    with pytest.raises(JobFileError, match=r"cannot be loaded, .*accelerate.*; install it") as told:
         models._load(settings.model_path, torch.bfloat16, False, empty=True)
     assert "copy it" not in str(told.value)
 

@@ -25,8 +25,8 @@ _RARELY = 32
 _SMALLEST = 1e-6
 """A learning rate below this share of a parameter may be lost in its rounding."""
 _REMEDY = (
-    "only an update may write there. Start again: the run continues from its last checkpoint; if it happens again, "
-    "check that machine's memory and what else writes to that process"
+    "only an update may change this memory. Start again: the run continues from its last checkpoint; if it happens "
+    "again, check that machine's memory and what else writes to that process"
 )
 
 

@@ -311,7 +311,7 @@ async def test_hashes_are_the_same_in_every_worker(mode: Mode) -> None:
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", "", "a\0b"])
 async def test_files_stay_in_the_folder(name: str) -> None:
     async with LocalSandbox("none", workers=1) as sandbox:
-        with pytest.raises(ValueError, match="no path below"):
+        with pytest.raises(ValueError, match="not a path below"):
             await sandbox.run("", files={name: ""})
 
 
@@ -361,7 +361,7 @@ async def test_before_signals_are_held_back_programs_start_no_processes(monkeypa
     skip_unless_available("landlock")
     monkeypatch.setattr(landlock, "abi", lambda: 3)
     async with LocalSandbox("landlock", LIMITS, workers=1) as sandbox:
-        assert any("no processes" in text for text in sandbox.not_contained)
+        assert any("not start processes" in text for text in sandbox.not_contained)
         tried = f"""
             import os, signal, threading
             for attempt in (lambda: os.fork(), lambda: os.kill({os.getpid()}, 0), lambda: os.kill(os.getppid(), 0),
