@@ -30,8 +30,10 @@ HERE = Path(__file__).parent
 JOB = HERE / "sorting.yaml"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 OF_A_MISMATCH = {
-    "sent their weights once more": re.compile(r"it gets its weights once more"),
-    "given up": re.compile(r"still deviates from the trainer|is taken for lost|also after a second sending"),
+    "sent their weights once more": re.compile(r"it gets its weights (again|once more)"),
+    "given up": re.compile(
+        r"still deviates from the trainer|is taken for lost|after (its weights were sent again|a second sending)"
+    ),
     "not let in": re.compile(r"it does not serve"),
 }
 """What a run says of engines that do not hold what they should."""

@@ -21,7 +21,7 @@ from benchmarks.silent_faults.faults import FAULTS, Fault, prepare
 from benchmarks.silent_faults.here import Watched, attempt, job
 
 HERE = Path(__file__).parent
-_USUAL = re.compile(r"^(resuming from the checkpoint|succeeded:|interrupted:|what an earlier run left)")
+_USUAL = re.compile(r"^(resuming from the checkpoint|succeeded:|interrupted:|moved the files of an earlier run)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,6 @@ def test_a_bucket_that_cannot_be_used_is_named_before_anything_is_started(
     job = runner.write(copy_job(checkpoint={"uri": "s3://no-such-bucket/runs"}))
     printed = runner.run("run", job, "--output", runner.folder / "output", expect=code, environment=environment)
     assert "rljob run: s3://no-such-bucket/runs/default/tiny-local: " in printed
-    assert "check the address, the network and the credentials in the environment (on a cluster: the pods')" in printed
+    assert "check the address, the network and the credentials in the environment (on a cluster, in the" in printed
     assert "Traceback" not in printed
     assert "step" not in printed

@@ -205,7 +205,7 @@ def shows_lockstep_and_other_splits(checkout: Path, printed: str) -> None:
 
 
 def says_where_the_time_went(checkout: Path, printed: str) -> None:
-    assert re.search(r"^the run is over: succeeded", printed, re.MULTILINE)
+    assert re.search(r"^the run has ended: succeeded", printed, re.MULTILINE)
     assert re.search(r"^last 10 minutes: .*\d %", printed, re.MULTILINE)
 
 

@@ -185,7 +185,7 @@ def test_a_job_whose_state_is_in_a_bucket_goes_on_where_nothing_of_it_is_left(
     ("changes", "address", "expected"),
     [
         ({"checkpoint": {"uri": "ftp://bucket/x"}}, True, "spec.checkpoint.uri"),
-        ({}, False, "sets RAY_ADDRESS; else use rljob run"),
+        ({}, False, "(RAY_ADDRESS is not set); use rljob run instead"),
         ({"batch": {"groups": -1}}, True, "spec.batch.groups"),
     ],
 )

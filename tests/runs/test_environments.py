@@ -90,7 +90,7 @@ def test_a_model_searches_for_what_it_cannot_know(runner: Runner) -> None:
     lines = facts.read_text().splitlines(keepends=True)
     facts.write_text("".join(reversed(lines)))
     printed = runner.run("run", *arguments, "--steps", "4", expect=66)
-    assert "the tool search looks in other passages than when checkpoint" in printed
+    assert "the corpus of the tool search has changed since checkpoint" in printed
 
 
 @pytest.mark.slow(

@@ -36,7 +36,7 @@ def test_a_run_whose_ray_has_lost_its_head_says_so_and_can_be_started_again(runn
     head.send_signal(signal.SIGKILL)
     printed, _ = process.communicate(timeout=50)  # in which Ray by itself would not have ended anything
     assert process.returncode == 75, printed
-    said = f"Ray's gcs_server (process {head.pid}) was ended by SIGKILL"
+    said = f"Ray's gcs_server (process {head.pid}) was killed by SIGKILL"
     assert said in printed
     assert "Traceback" not in printed
     summary = json.loads((output / "summary.json").read_text())

@@ -68,12 +68,12 @@ def test_training_goes_on_without_checkpoints_that_do_not_fit_and_resumes_from_t
     assert whole == [f"step-{step:08d}" for step in range(1, last + 1)]  # and nothing of those that did not fit
     for step in range(last + 1, 8):
         assert f"step-{step:08d}" in printed
-    said = f"make room or choose another folder Training goes on; the last checkpoint is that of step {last}."
+    said = f"make room or choose another folder Training continues; the last checkpoint is that of step {last}."
     assert printed.count(said) == 7 - last
     assert "MB are free" in printed
     assert [record["step"] for record in metrics_of(left)] == list(range(1, 9))
     assert json.loads((left / "summary.json").read_text())["outcome"] == "failed"
-    assert "the newest checkpoint is missing" in runner.run("status", left)
+    assert "the newest checkpoint could not be written" in runner.run("status", left)
     # With room again, the same command goes on.
     printed = runner.run("run", job, "--output", left)
     assert f"resuming from the checkpoint of step {last}" in printed
@@ -90,7 +90,7 @@ def test_training_goes_on_when_checkpoints_can_no_longer_be_written(runner: Runn
     last = max(int(path.name.removeprefix("step-")) for path in (output / "checkpoints").glob("step-*"))
     assert 2 <= last < 59
     assert "Read-only file system" in printed
-    assert f"Training goes on; the last checkpoint is that of step {last}." in printed
+    assert f"Training continues; the last checkpoint is that of step {last}." in printed
     assert [record["step"] for record in metrics_of(output)] == list(range(1, 61))
     assert f"resuming from the checkpoint of step {last}" in runner.run("run", job, "--output", output)
 

@@ -65,7 +65,7 @@ def test_a_run_that_goes_wrong_again_and_again_ends_with_a_clear_error(runner: R
     output = runner.folder / "output"
     printed = runner.run("run", runner.write(job), "--output", output, expect=65, **wrong(first=24))
     assert "(1 of 1 times)" in printed
-    assert "gone back 1 times (limits.rollBacks), which did not help" in printed
+    assert "rolling back 1 times (limits.rollBacks) did not help" in printed
     status = json.loads((output / "status.json").read_text())
     assert status["end"]["exitCode"] == 65
     assert status["mismatch"].startswith("mismatch/kl")
@@ -77,8 +77,8 @@ def test_the_correction_is_switched_on_and_stays_on_after_a_resume(runner: Runne
     job = runner.write(job_with({"kl": 0.5, "action": "correct", "patience": 2}, checkpoint={"everySteps": 1}))
     output = runner.folder / "output"
     printed = runner.run("run", job, "--output", output, "--steps", "6", **wrong(first=24))
-    assert "step 5: engines and trainer are too far apart" in printed
-    assert "importance weights correct for it from the next batch on" in printed
+    assert "step 5: the log-probs of engines and trainer differ too much" in printed
+    assert "importance weights will correct for it, starting with the next batch" in printed
     runner.run("run", job, "--output", output, "--steps", "7", **wrong(first=24))
     records = {r["step"]: r for r in metrics_of(output)}
     assert [records[step]["mismatch/correcting"] for step in (4, 5, 6, 7)] == [0, 1, 1, 1]

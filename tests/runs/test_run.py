@@ -249,7 +249,7 @@ sys.exit(main())
 def test_nothing_stays_of_a_checkpoint_that_a_rank_went_on_with(runner: Runner) -> None:
     path, output = runner.write(copy_job()), runner.folder / "output"
     printed = runner.run("run", path, "--output", output, program=("-c", A_RANK_IS_LATE_AT_STEP_4))
-    assert "rank 1 has no room. Training goes on" in printed
+    assert "rank 1 has no room. Training continues" in printed
     assert sorted(os.listdir(output / "checkpoints")) == ["step-00000002", "step-00000006"]
 
 
@@ -290,7 +290,7 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(runner: Runne
     process = runner.start("run", job, "--output", output)
     wait_for(lambda: len(metrics_of(output)) > 3, process)
     second = runner.run("run", job, "--output", output, expect=1)
-    assert "another run is writing into" in second
+    assert "another run is writing to" in second
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, printed
@@ -332,7 +332,7 @@ def test_an_update_that_is_too_long_for_a_signal_is_given_up_and_the_step_before
     output = runner.folder / "output"
     ended = 128 + signal.SIGTERM
     printed = runner.run("run", job, "--output", output, program=("-c", ASKED_TO_STOP_IN_A_LONG_UPDATE), expect=ended)
-    assert "it is given up" in printed
+    assert "so it is abandoned" in printed
     assert "at step 1" in printed
     assert "Traceback" not in printed
     assert [path.name for path in (output / "checkpoints").iterdir()] == ["step-00000001"]
@@ -365,12 +365,12 @@ def test_a_signal_that_leaves_no_checkpoint_says_why_and_the_same_command_begins
     output, ended = runner.folder / "output", 128 + signal.SIGTERM
     dies = ("-c", ASKED_TO_STOP_WHEN_WEIGHTS_HAVE_CHANGED)
     printed = runner.run("run", job, "--output", output, program=dies, expect=ended)
-    assert "so step 1 cannot be saved any more: there is no checkpoint (checkpoint.everySteps)" in printed
+    assert "so step 1 can no longer be saved: there is no checkpoint (checkpoint.everySteps)" in printed
     assert "SIGTERM at step 1; there is no checkpoint" in json.loads((output / "summary.json").read_text())["reason"]
     assert not (output / "checkpoints").exists()
-    assert "; nothing was saved yet: the same command begins anew" in printed
+    assert "; nothing was saved yet: the same command starts over" in printed
     printed = runner.run("run", job, "--output", output)
-    assert f"an earlier run in {output} ended before its first checkpoint, so this one begins anew" in printed
+    assert f"an earlier run in {output} ended before its first checkpoint, so this one starts over" in printed
     assert "resuming" not in printed
     assert [r["step"] for r in metrics_of(output)] == [1, 2, 3]
 
@@ -396,7 +396,7 @@ def test_a_signal_ends_a_run_that_validates_before_its_first_step_and_leaves_nob
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, printed
     assert "interrupted: SIGINT before the first step; report: " in printed
-    assert "; nothing was saved yet: the same command begins anew" in printed
+    assert "; nothing was saved yet: the same command starts over" in printed
     assert "Traceback" not in printed
     assert json.loads((runner.folder / "output" / "summary.json").read_text())["outcome"] == "interrupted"
     _, left = psutil.wait_procs(others, timeout=30)

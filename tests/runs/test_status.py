@@ -66,7 +66,7 @@ def test_a_run_is_watched_changed_suspended_and_resumed(runner: Runner) -> None:
     left = DriverStatus.model_validate_json((output / "status.json").read_text())
     assert left.end is not None
     assert (left.end.kind, left.end.exit_code) == ("suspended", 75)
-    assert "the run is over: suspended" in runner.run("status", output)
+    assert "the run has ended: suspended" in runner.run("status", output)
     assert json.loads(runner.run("status", output, "--json"))["step"] == done
 
     runner.run("run", job, "--output", output, "--steps", str(done + 1))

@@ -46,7 +46,7 @@ def test_the_older_of_two_drivers_ends_without_a_trace(runner: Runner, ended: bo
     old.send_signal(signal.SIGCONT)
     printed, _ = old.communicate(timeout=60)
     assert old.returncode == 75, printed
-    assert "attempt 2 has taken over; attempt 1 neither saves nor publishes" in printed
+    assert "attempt 2 has taken over; attempt 1 no longer saves or publishes" in printed
     if ended:
         assert contents(output) == left
     else:

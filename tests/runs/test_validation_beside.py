@@ -87,7 +87,7 @@ def test_with_one_engine_training_waits_for_validation_and_says_so(runner: Runne
 
     wait_for(validates, process)
     assert re.match(
-        r"trainer waits for validation: \d+ of 40 prompts are scored; .*engine.* \(.* so far, an error in .*\)", told[0]
+        r"trainer waits for validation: \d+ of 40 prompts scored; .*engine.* \(.* so far, times out in .*\)", told[0]
     )
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)

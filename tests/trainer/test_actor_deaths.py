@@ -25,13 +25,13 @@ def died(message: str) -> ActorDiedError:
     ("error", "told"),
     [
         # The kernel says nothing, and Ray's own list of what it may have been has a dozen lines.
-        pytest.param(died(PROCESS), r"^its process was killed \(.* out of memory, perhaps\) or crashed$", id="process"),
-        pytest.param(RayActorError(), r"^its process was killed \(.*\) or crashed$", id="nothing is known"),
-        pytest.param(ActorDiedError(), r"^its process was killed \(.*\) or crashed$", id="nothing is known of a death"),
+        pytest.param(died(PROCESS), r"^its process crashed or was killed \(.* out of memory\)$", id="process"),
+        pytest.param(RayActorError(), r"^its process crashed or was killed \(.*\)$", id="nothing is known"),
+        pytest.param(ActorDiedError(), r"^its process crashed or was killed \(.*\)$", id="nothing is known of a death"),
         pytest.param(died(NODE), "^its node has died. Node Id: 1f2e$", id="node"),
         pytest.param(
             OutOfMemoryError("Memory on the node was 0.47GB used / 0.49GB limit (0.95)"),
-            "^out of memory, 0.47GB of 0.49GB were in use: Ray ended its process; give it more memory$",
+            "^out of memory, 0.47GB of 0.49GB were in use: Ray killed its process; give it more memory$",
             id="Ray was first",
         ),
     ],

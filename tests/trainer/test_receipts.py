@@ -39,16 +39,16 @@ def test_what_arrives_as_it_was_made_is_taken() -> None:
 def test_a_sum_that_stays_the_same_does_not_hide_a_swap() -> None:
     result = answer()
     result.tokens = replace(result.tokens, log_probs=result.tokens.log_probs[[1, 0, 2]])
-    with pytest.raises(ReceiptError, match="the log-probs of sample 1 of prompt 5 are not those that its engine made"):
+    with pytest.raises(ReceiptError, match="the log-probs of sample 1 of prompt 5 differ from those that its engine"):
         check_answer(REQUEST, result)
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (replace(REQUEST, sampling=SamplingSettings(1.0, max_tokens=4)), "drawn at temperature 1, not at 0.8"),
-        (replace(REQUEST, seed=12), "another seed"),
-        (replace(REQUEST, prompt_ids=(3, 4, 6)), "made for another prompt"),
+        (replace(REQUEST, sampling=SamplingSettings(1.0, max_tokens=4)), "sampled at temperature 1, not at 0.8"),
+        (replace(REQUEST, seed=12), "the wrong seed"),
+        (replace(REQUEST, prompt_ids=(3, 4, 6)), "generated for another prompt"),
         (
             replace(REQUEST, id=EpisodeId(TRAINING, 5, 2)),
             "sample 1 of prompt 5 holds the response of sample 2 of prompt 5",

@@ -74,7 +74,7 @@ def test_a_row_with_half_a_character_is_refused_with_file_line_and_column(
     with pytest.raises(DataError) as raised:
         open_rows(str(path))
     message = str(raised.value)
-    assert message.startswith(f'{path}, line 2: the column "{name}" holds half a character (\\u')
+    assert message.startswith(f'{path}, line 2: the column "{name}" contains half a character (\\u')
     assert "correct it, or remove the row" in message
 
 
@@ -92,13 +92,13 @@ def test_validate_says_where_half_a_character_stands(tmp_path: Path, capsys: pyt
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     assert main(["validate", str(tmp_path / "job.yaml")]) != 0
     said = capsys.readouterr().out
-    assert 'data.jsonl, line 2: the column "question" holds half a character' in said
+    assert 'data.jsonl, line 2: the column "question" contains half a character' in said
 
 
 @pytest.mark.parametrize(("prompt", "answer"), [(HALF, "1"), ("1", HALF)])
 def test_rows_of_any_source_are_refused_before_the_tokenizer_sees_them(prompt: str, answer: str) -> None:
     encoder = PromptEncoder(character_tokenizer("1 ", 16), PromptSettings(prompt="q", answer="a"))
-    with pytest.raises(DataError, match=r'^a set, row 3: the column ".*" holds half a character \(\\ud83d '):
+    with pytest.raises(DataError, match=r'^a set, row 3: the column ".*" contains half a character \(\\ud83d, '):
         encoder.encode([{"q": prompt, "a": answer}], ["a set, row 3"])
 
 

@@ -8,7 +8,7 @@ from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorErro
 
 DEATHS = (RayActorError, OutOfMemoryError)
 """What a call of an actor raises when its process is gone. Ray's memory monitor has an error of its own."""
-KILLED = "its process was killed (by the system when its host was out of memory, perhaps) or crashed"
+KILLED = "its process crashed or was killed (perhaps by the system because the host ran out of memory)"
 """All that is known of a process that is gone: the system kills without a word, and may be faster than Ray's monitor of
 memory."""
 _REASON = "The actor is dead because "
@@ -22,11 +22,11 @@ def cause_of_death(error: BaseException) -> str:
     if isinstance(error, OutOfMemoryError):
         found = _MEMORY.search(text)
         room = f", {found['used']} of {found['limit']} were in use" if found else ""
-        return f"out of memory{room}: Ray ended its process; give it more memory"
+        return f"out of memory{room}: Ray killed its process; give it more memory"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, RayActorError) and error.actor_init_failed:
         # The whole traceback; what was raised stands at its end.
-        return f"it could not be built: {lines[-1]}"
+        return f"it failed to initialize: {lines[-1]}"
     if isinstance(error, ActorUnavailableError) or not isinstance(error, RayActorError):
         return lines[0] if lines else type(error).__name__
     reasons = [line.removeprefix(_REASON) for line in lines if line.startswith(_REASON)]

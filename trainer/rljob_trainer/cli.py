@@ -20,11 +20,11 @@ from rljob_trainer.errors import NO_ROOM, JobFileError, RLJobError, exit_code_of
 
 VERBS = {
     "run": ("rljob_trainer.commands.run", "train a job on this machine"),
-    "validate": ("rljob_trainer.commands.validate", "say everything that is wrong with a job file"),
-    "explain": ("rljob_trainer.commands.explain", "say what a field of the job file means"),
-    "plan": ("rljob_trainer.commands.plan", "predict step time, waits and ages, for this and other splits"),
-    "drive": ("rljob_trainer.commands.drive", "train a job on a Ray cluster: what the operator starts on its head"),
-    "status": ("rljob_trainer.commands.status", "say what a run waits for, and where its time went"),
+    "validate": ("rljob_trainer.commands.validate", "list every mistake in a job file"),
+    "explain": ("rljob_trainer.commands.explain", "describe a field of the job file"),
+    "plan": ("rljob_trainer.commands.plan", "predict step time, idle time and sample age for different pool sizes"),
+    "drive": ("rljob_trainer.commands.drive", "train a job on a Ray cluster (started by the operator on the head pod)"),
+    "status": ("rljob_trainer.commands.status", "show what a run is waiting for and where its time went"),
     "eval": ("rljob_trainer.commands.eval", "run a job's validation on a model or checkpoint"),
     "export": ("rljob_trainer.commands.export", "write a run's model as a Hugging Face folder"),
 }
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rljob {verb}: {error}", file=sys.stderr)
         return exit_code_of(error)
     except JobInvalid as error:
-        print(f"rljob {verb}: the job file is not valid:\n{error}", file=sys.stderr)
+        print(f"rljob {verb}: the job file is invalid:\n{error}", file=sys.stderr)
         return JobFileError.exit_code
     except ModuleNotFoundError as error:
         return _lacking(verb, error)
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is None and _is_full(sys.stdout):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as above
             print(
-                f"rljob {verb}: standard output cannot be written ({error.strerror}); make room where it goes",
+                f"rljob {verb}: cannot write to standard output ({error.strerror}); free space where it goes",
                 file=sys.stderr,
             )
             return NO_ROOM
@@ -180,7 +180,7 @@ def _lacking(verb: str, error: ModuleNotFoundError) -> int:
     if extra is None:
         raise error
     print(
-        f"rljob {verb}: needs the module {module}, which is not installed; the extra {extra} brings it: "
+        f"rljob {verb}: the module {module} is not installed; install the extra {extra}: "
         f"pip install 'rljob[{_TOGETHER.get(extra, extra)}]'",
         file=sys.stderr,
     )
@@ -216,7 +216,7 @@ def _overview() -> str:
         "",
         *(f"  {name:<{width}}{text}" for name, text in helps.items()),
         "",
-        "`rljob VERB --help` says more; `rljob --version` prints the version.",
+        "`rljob VERB --help` describes a verb; `rljob --version` prints the version.",
     ]
     return "\n".join(lines)
 
@@ -226,8 +226,8 @@ def _unknown(verb: str) -> str:
 
     helps = _helps()
     close = difflib.get_close_matches(verb, helps, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(helps)}"
-    return f"rljob: there is no verb {verb!r}; {hint}"
+    hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(helps)}"
+    return f"rljob: unknown verb {verb!r}; {hint}"
 
 
 def _version() -> str:

@@ -17,7 +17,7 @@ NO_ROOM = 73
 """Exit code of whatever failed because a disk is full, or a quota of it used up: as long as it is, every retry would
 fail alike. EX_CANTCREAT of sysexits.h."""
 
-CHANGED_JOB = "in a job with another output that starts from this run's checkpoint (restore.from, or --resume here)"
+CHANGED_JOB = "in a new job with its own output that starts from this run's checkpoint (restore.from, or --resume)"
 """Where a field can be changed that must stay what it is in a run that has begun (``record/same_job.py``)."""
 
 

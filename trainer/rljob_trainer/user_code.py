@@ -24,9 +24,9 @@ def imported(name: str, field: str, paths: Sequence[str | os.PathLike[str]] = ()
         found = vars(importlib.import_module(module))
     except (Exception, SystemExit) as problem:  # a module of others may raise anything, or be a script that ends
         raise JobFileError(
-            f"{field}: {name} cannot be imported ({type(problem).__name__}: {problem}); its module must lie beside the "
-            "job file or be installed, wherever it is used"
+            f"{field}: cannot import {name} ({type(problem).__name__}: {problem}); put its module beside the job "
+            "file, or install it wherever it is used"
         ) from problem
     if attribute not in found:
-        raise JobFileError(f"{field}: {name} is not there: {module} has no {attribute}")
+        raise JobFileError(f"{field}: cannot find {name}: the module {module} has no {attribute}")
     return found[attribute]

@@ -71,7 +71,7 @@ def test_what_an_estimator_lacks_is_named(estimator: str, missing: str) -> None:
         advantages(estimator, inputs)
     with pytest.raises(ValueError, match="neither"):
         advantages("reinforce", AdvantageInputs(batch.mask, batch.segments))
-    with pytest.raises(ValueError, match="give `truncated` too"):
+    with pytest.raises(ValueError, match="pass `truncated` too"):
         advantages("reinforce", AdvantageInputs(batch.mask, batch.segments, inputs.scores, final_values=torch.zeros(2)))
 
 

@@ -52,7 +52,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["vaildate"]) == 2
-    assert "there is no verb 'vaildate'; did you mean validate?" in capsys.readouterr().err
+    assert "unknown verb 'vaildate'; did you mean validate?" in capsys.readouterr().err
 
 
 def test_arguments_and_exit_code(verb: types.ModuleType) -> None:
@@ -62,10 +62,10 @@ def test_arguments_and_exit_code(verb: types.ModuleType) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--status-port", "99999"], "--status-port 99999: a port is 0 (any that is free) to 65535"),
-        (["--token-file", "token"], "--token-file: nothing is served without --status-port"),
-        (["--resume", ""], "--resume is empty: give auto, never, or the place of a checkpoint or a run"),
-        (["--steps", "0"], "--steps 0: a run has at least 1 step"),
+        (["--status-port", "99999"], "--status-port 99999 is not a port; use 0 (any free port) to 65535"),
+        (["--token-file", "token"], "--token-file has no effect without --status-port; add it, or remove --token-file"),
+        (["--resume", ""], "--resume is empty; pass auto, never, or the path of a checkpoint or a run"),
+        (["--steps", "0"], "--steps 0 is too small; use 1 or more"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(
@@ -78,7 +78,7 @@ def test_options_that_cannot_be_meant_are_refused(
 def test_an_export_onto_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model").write_text("mine")
     assert cli.main(["export", str(tmp_path), "--to", str(tmp_path / "model")]) == 1
-    assert capsys.readouterr().err == f"rljob export: {tmp_path / 'model'} is a file; give --to a new folder\n"
+    assert capsys.readouterr().err == f"rljob export: {tmp_path / 'model'} is a file; pass a new folder with --to\n"
     assert (tmp_path / "model").read_text() == "mine"
 
 
@@ -98,7 +98,7 @@ def test_help_of_a_verb(verb: types.ModuleType, capsys: pytest.CaptureFixture[st
         (JobFileError("spec.x: wrong; mend it"), 64, "rljob probe: spec.x: wrong; mend it\n"),
         (DataError("line 3 is cut"), 65, "rljob probe: line 3 is cut\n"),
         (DeadlineError("engine 3 did not answer"), 75, "rljob probe: engine 3 did not answer\n"),
-        (JobInvalid([Violation("a", "b", "c")]), 64, "rljob probe: the job file is not valid:\na: b; c\n"),
+        (JobInvalid([Violation("a", "b", "c")]), 64, "rljob probe: the job file is invalid:\na: b; c\n"),
         (KeyboardInterrupt(), 130, "rljob probe: interrupted\n"),
     ],
 )
@@ -240,8 +240,8 @@ def test_the_base_wheel_says_which_extra_a_verb_needs(tmp_path: Path) -> None:
     codes = {"validate": "0", "explain": "0", "render": "0", "export": "66"}  # the run has no checkpoint
     assert ended == {verb: codes.get(verb, "1") for verb, *_ in commands}
     for verb in ("run", "eval", "plan", "drive"):
-        assert f"rljob {verb}: needs the module " in ran.stderr
-    assert ran.stderr.count("the extra trainer brings it: pip install 'rljob[trainer,cpu]'") == 4
+        assert f"rljob {verb}: the module " in ran.stderr
+    assert ran.stderr.count("is not installed; install the extra trainer: pip install 'rljob[trainer,cpu]'") == 5
 
 
 def test_without_the_trainer_job_files_are_validated_by_themselves(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_without_the_trainer_job_files_are_validated_by_themselves(tmp_path: Pat
     assert (valid, first) == (f"{job}: valid by itself", "> validate 0")
     assert wrong.startswith("spec.batch.groups: ")
     assert second == "> validate 64"
-    assert ran.stderr.count("what the job file names was not looked at: that needs the module ") == 2
+    assert ran.stderr.count("files and data that the job refers to were not checked: the module ") == 2
 
 
 def test_extras_bring_what_they_are_said_to_bring() -> None:

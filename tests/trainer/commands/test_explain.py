@@ -40,7 +40,7 @@ def test_choices_and_classes_of_change(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_section_does_not_deny_what_its_fields_allow(capsys: pytest.CaptureFixture[str]) -> None:
     """Some of a pool's settings may be changed while the job runs; an optimizer's may not."""
     for path in ("spec", "rollout", "pipeline"):
-        assert "CHANGE:   cannot be changed after creation, but for fields that say otherwise\n" in page(capsys, path)
+        assert "CHANGE:   cannot be changed after creation, except fields that say otherwise\n" in page(capsys, path)
     assert "CHANGE:   cannot be changed after creation\n" in page(capsys, "trainer.optimizer")
 
 
@@ -82,7 +82,7 @@ def test_a_field_is_found_wherever_it_is(capsys: pytest.CaptureFixture[str], nam
 
 def test_all_fields_of_a_name_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert page(capsys, "learningRate").splitlines() == [
-        "There are 2 of that name:",
+        "There are 2 fields with that name:",
         "  spec.algorithm.critic.learningRate\t<number>",
         "    Peak learning rate. Default: 1e-5.",
         "  spec.trainer.optimizer.learningRate\t<number>",
@@ -112,8 +112,8 @@ def test_reward_functions_and_their_parameters(capsys: pytest.CaptureFixture[str
         "  exactMatch: ignoreCase true, partial false",
         "  pattern: full false, ignoreCase false",
         "  length: coefficient -0.001, freeTokens 0",
-        "    `coefficient` for each response token beyond the first `freeTokens`.",
-        "  custom: what your function takes",
+        "    `coefficient` for each response token after the first `freeTokens`.",
+        "  custom: those of your function",
     ):
         assert f"{line}\n" in text
 
@@ -151,7 +151,7 @@ def test_dapo_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
         ("spec.zzz", "its fields are image, model"),
         ("suspend.more", "spec.suspend has no fields"),
         ("algorithm.presets.dpo", "did you mean dapo?"),
-        ("algorithm.presets.xyzzy", "there are ppo, grpo"),
+        ("algorithm.presets.xyzzy", "use one of ppo, grpo"),
     ],
 )
 def test_unknown_paths(capsys: pytest.CaptureFixture[str], path: str, phrase: str) -> None:

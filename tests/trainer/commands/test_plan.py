@@ -35,5 +35,5 @@ def test_json_holds_every_row(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_it_wants_compute_times(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", JOB, "--generation", "20"]) == 64
-    assert "Give --measured DIR, or --generation S and --training S" in capsys.readouterr().err
+    assert "plan needs timings: pass --measured DIR, or --generation S and --training S" in capsys.readouterr().err
     assert main(["plan", JOB, "--generation", "20", "--training", "3", "--steps", "2"]) == 64

@@ -69,7 +69,7 @@ def test_the_shape_is_read_from_the_models_folder_the_cache_or_a_folder_that_is_
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_with(tmp_path)
-    said = f"{TINY_PARAMETERS:,} parameters (known by {folder / 'config.json'})"
+    said = f"{TINY_PARAMETERS:,} parameters (from {folder / 'config.json'})"
     assert main(["plan", JOB, "--memory", "--set", f"model.source={folder}"]) == 0
     assert said in capsys.readouterr().out
     assert main(["plan", JOB, "--memory", "--model", str(folder)]) == 0
@@ -92,7 +92,7 @@ def test_a_critics_own_model_is_known_by_its_folder_and_otherwise_asked_for(
     plan = ["plan", JOB, "--memory", *PPO_WITH_CRITIC]
     assert main(plan) == 64
     said = capsys.readouterr().err
-    assert "spec.algorithm.critic.model: no config.json of somebody/scores is on this machine" in said
+    assert "spec.algorithm.critic.model: somebody/scores has no config.json on this machine" in said
     assert "--critic-model DIR" in said
     assert main([*plan, "--critic-model", str(folder)]) == 0
     assert f"; critic somebody/scores: {TINY_PARAMETERS:,}; shard 1" in capsys.readouterr().out
@@ -100,32 +100,32 @@ def test_a_critics_own_model_is_known_by_its_folder_and_otherwise_asked_for(
     told = json.loads(capsys.readouterr().out)
     assert told["critic"] == {"name": "somebody/scores", "parameters": TINY_PARAMETERS}
     assert main(["plan", JOB, "--memory", "--critic-model", str(folder)]) == 64
-    assert "--critic-model: the job's critic starts from the policy" in capsys.readouterr().err
+    assert "--critic-model: the job has no algorithm.critic.model" in capsys.readouterr().err
 
 
 def test_what_is_not_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", JOB, "--memory", "--set", "model.source=somebody/something"]) == 64
-    assert "no config.json of somebody/something is on this machine" in capsys.readouterr().err
+    assert "somebody/something has no config.json on this machine" in capsys.readouterr().err
     random = "model={random: {contextLength: 4096, tokenizer: {source: somebody/something}}}"
     assert main(["plan", JOB, "--memory", "--set", random]) == 64
-    assert "spec.model.random: memory is known of the families llama, mistral" in capsys.readouterr().err
+    assert "spec.model.random: memory can be predicted only for the families llama, mistral" in capsys.readouterr().err
     folder = folder_with(tmp_path, model_type="gpt_oss")
     assert main(["plan", JOB, "--memory", "--model", str(folder)]) == 64
     assert "the model type 'gpt_oss' is not one of llama, mistral, qwen2, qwen3" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["plan", JOB, "--memory", "--gpu-memory", "plenty"])
     said = " ".join(capsys.readouterr().err.split())
-    assert "plenty is neither a size like 80Gi nor a product that is known here: A10, A100-80GB-PCIe, " in said
+    assert "plenty is neither a size like 80Gi nor one of the known products: A10, A100-80GB-PCIe, " in said
     assert " H100-80GB-HBM3, " in said
     assert main(["plan", JOB, "--memory"]) == 0
-    assert "How much there is is not known" in capsys.readouterr().out
+    assert "The available memory is unknown" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("size", "said"),
     [
-        ("24", "24 is less than a GiB, which no GPU has: 24Gi, perhaps?"),
-        ("512Mi", "512Mi is less than a GiB, which no GPU has"),
+        ("24", "24 is less than 1 GiB; did you mean 24Gi?"),
+        ("512Mi", "512Mi is less than 1 GiB"),
     ],
 )
 def test_a_size_that_no_gpu_has_is_refused(size: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

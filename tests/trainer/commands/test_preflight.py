@@ -89,7 +89,7 @@ def test_a_later_row_without_a_column(edited: Edit, folder: Path) -> None:
     one(
         folder / "job.yaml",
         "spec.data.train.source",
-        f'{place}: the row has no column "answer", which spec.data.answer names; it has question, answr',
+        f'{place}: the row has no column "answer" (set by spec.data.answer); it has question, answr',
         "add it to the row",
     )
     assert found(edited("{source: train.jsonl}", "{source: train.jsonl, limit: 3}")) == []
@@ -101,8 +101,8 @@ def test_a_later_row_without_a_prompt(edited: Edit, folder: Path) -> None:
     one(
         folder / "job.yaml",
         "spec.data.train.source",
-        f'{folder / "train.jsonl"}, line 4: the column "question", which spec.data.prompt names, is null',
-        "fill it, or remove the row",
+        f'{folder / "train.jsonl"}, line 4: the column "question" (set by spec.data.prompt) is null',
+        "fill it in, or remove the row",
     )
 
 
@@ -117,10 +117,10 @@ def test_an_answer_may_be_missing_where_the_reward_needs_none(edited: Edit, fold
 @pytest.mark.parametrize(
     ("reward", "good", "bad", "problem"),
     [
-        ("math", "7", "+".join(["1"] * 1001), "more than 2000, up to which math-verify"),
-        ("multipleChoice", "C", "E", "the reference answer 'E' is no letter from A to D"),
-        ("multipleChoice, params: {answerIs: index}", "3", "4", "the reference answer '4' is no number from 0 to 3"),
-        ("codeTests", '{"inputs": ["1"], "outputs": ["1"]}', "assert f(1) == 1", "is no JSON"),
+        ("math", "7", "+".join(["1"] * 1001), "but math-verify reads only expressions of up to 2000"),
+        ("multipleChoice", "C", "E", "the reference answer 'E' is not a letter from A to D"),
+        ("multipleChoice, params: {answerIs: index}", "3", "4", "the reference answer '4' is not a number from 0 to 3"),
+        ("codeTests", '{"inputs": ["1"], "outputs": ["1"]}', "assert f(1) == 1", "is not JSON"),
     ],
 )
 def test_reference_answers_that_a_reward_would_misread(
@@ -139,7 +139,7 @@ def test_a_schema_that_is_none(edited: Edit) -> None:
     file = edited("{type: gsm8k}", "{type: jsonSchema, params: {schema: {type: object}}}")
     assert found(file) == []
     edited("schema: {type: object}", "schema: {type: objct}")
-    one(file, "spec.reward.functions[0].params.schema", "it is no JSON schema: 'objct' is not valid")
+    one(file, "spec.reward.functions[0].params.schema", "it is not a JSON schema: 'objct' is not valid")
 
 
 def test_a_column_that_is_missing_in_one_row_and_empty_in_another_is_named_for_both(folder: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_column_that_is_missing_in_one_row_and_empty_in_another_is_named_for_b
     )
     told = [str(violation) for violation in found(folder / "job.yaml")]
     file = folder / "train.jsonl"
-    assert [text.partition(": ")[2].partition(", which")[0] for text in told] == [
+    assert [text.partition(": ")[2].partition(" (set by")[0].partition(", which")[0] for text in told] == [
         f'{file}, line 5: the row has no column "question"',
         f'{file}, line 3: the column "question"',
         f'{file}, line 4: the row has no column "answer"',
@@ -281,7 +281,7 @@ def test_heads_too_narrow_for_vllm(folder: Path) -> None:
     (folder / "model" / "config.json").write_text(
         json.dumps(config | {"num_attention_heads": 8, "num_key_value_heads": 4})
     )
-    one(folder / "job.yaml", "spec.model.source", "16 wide", "rollout.engine: torch")
+    one(folder / "job.yaml", "spec.model.source", "its head size is 16", "rollout.engine: torch")
 
 
 def test_a_backend_that_nobody_has(edited: Edit) -> None:
@@ -345,7 +345,7 @@ def test_custom_reward_that_imports_something_absent(edited: Edit, folder: Path)
     module.write_text(
         "import json\nfrom no_such_package.deeper import judge\ndef score(response): return judge(response)\n"
     )
-    said = f"{module}, line 2 imports no_such_package.deeper, and there is no module no_such_package in {folder}, "
+    said = f"{module}, line 2 imports no_such_package.deeper, but there is no module no_such_package in {folder}, "
     one(file, "spec.reward.functions[0].function", said, "install no_such_package")
 
 
@@ -353,7 +353,7 @@ def test_custom_reward_that_imports_something_absent(edited: Edit, folder: Path)
 def test_unwritable_checkpoint_folder(edited: Edit, folder: Path) -> None:
     (folder / "closed").mkdir(mode=0o500)
     file = edited("  rollout:", "  checkpoint: {uri: ./closed/run}\n  rollout:")
-    one(file, "spec.checkpoint.uri", "cannot be written")
+    one(file, "spec.checkpoint.uri", "is not writable")
 
 
 def test_checkpoint_folder_that_is_a_file(edited: Edit) -> None:
@@ -377,13 +377,13 @@ SCORE = "spec.reward.functions[0].function"
     [
         ("response, anser", "needs 'anser', which samples of the source 'train' don't have", "did you mean answer?"),
         ("response, *, difficulty", "needs 'difficulty'", "give it a default, set it in params, or add the column"),
-        ("response, /, answer", "takes response by position only", "remove the / from its parameters"),
+        ("response, /, answer", "takes response only by position", "remove the / from its parameters"),
         ("data_source, solution_str, ground_truth, step", "needs 'step', which no sample has in verl's", "default"),
         ("data_source, solution_str, ground_truht", "needs 'ground_truht'", "did you mean ground_truth?"),
         ("solution_strs, ground_truths", "verl's signature for whole batches", "take data_source, solution_str"),
         ("completions, level, **kwargs", "needs 'level', which samples of the source 'train' don't", "add the column"),
         ("completions, trainer_state", "needs trainer_state, which is an object of TRL's", "give it a default"),
-        ("prompt, completions", "takes prompt (this trainer's) and completions (TRL's)", "names of one of them"),
+        ("prompt, completions", "takes prompt (this trainer's) and completions (TRL's)", "names of one convention"),
     ],
 )
 def test_what_a_custom_reward_asks_for_has_to_be_there(
@@ -416,7 +416,7 @@ def test_verls_functions_need_reference_answers(edited: Edit, folder: Path) -> N
     (folder / "my_rewards.py").write_text("def score(data_source, solution_str, ground_truth, extra_info): return 1\n")
     custom(edited, "my_rewards:score")
     file = edited("answer: answer", "answer: null")
-    one(file, SCORE, "score needs ground_truth, and the job names no reference answer", "reward_model.ground_truth")
+    one(file, SCORE, "score needs ground_truth, but the job sets no reference answer", "reward_model.ground_truth")
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_parameters_of_custom_rewards(edited: Edit, folder: Path) -> None:
     file = edited("{type: gsm8k}", "{type: custom, function: 'my_rewards:score', params: {strict: true}}")
     assert found(file) == []
     edited("params: {strict: true}", "params: {strict: true, stirct: 1}")
-    one(file, "spec.reward.functions[0].params", "score takes no 'stirct'", "did you mean strict?")
+    one(file, "spec.reward.functions[0].params", "score has no parameter 'stirct'", "did you mean strict?")
 
 
 def test_parts_name_their_own_columns(edited: Edit, folder: Path) -> None:
@@ -453,7 +453,7 @@ def test_parts_name_their_own_columns(edited: Edit, folder: Path) -> None:
     )
     told = [str(violation) for violation in found(file)]
     assert len(told) == 1
-    assert 'line 2: the column "text", which spec.data.train.parts[1].prompt names, is null' in told[0]
+    assert 'line 2: the column "text" (set by spec.data.train.parts[1].prompt) is null' in told[0]
     (folder / "more.jsonl").write_text('{"text": "a", "truth": "1", "from": "x"}\n')
     assert found(file) == []
     one(edited("answer: truth", "answer: turth"), "spec.data.train.parts[1].answer", 'no column "turth"')
@@ -486,7 +486,7 @@ def test_a_column_that_one_of_two_sources_lacks(edited: Edit, folder: Path) -> N
 def test_addresses_that_nobody_reads(edited: Edit, old: str, new: str, path: str, remedy: str) -> None:
     file = edited(old, new)
     if path:
-        one(file, path, "nothing here reads addresses that begin with", remedy)
+        one(file, path, "is not a known scheme", remedy)
     else:
         assert found(file) == []
 
@@ -506,7 +506,7 @@ def test_chat_messages_need_a_template(edited: Edit, folder: Path) -> None:
 
 def test_settings_that_need_a_template(edited: Edit) -> None:
     file = edited("    prompt: question", "    chat: always\n    prompt: question")
-    one(file, "spec.data.chat", "the model's has none", "set spec.model.chatTemplate, or chat: never")
+    one(file, "spec.data.chat", "the model's has none", "set spec.model.chatTemplate, or use chat: never")
     edited("chat: always", "systemPrompt: Be brief.")
     one(file, "spec.data.systemPrompt", "needs a chat template")
 
@@ -528,7 +528,7 @@ def test_messages_that_no_prompt_can_have(edited: Edit, folder: Path, message: s
 
 def test_a_chat_template_that_is_none(edited: Edit, folder: Path) -> None:
     file = edited("{source: ./model}", "{source: ./model, chatTemplate: '{% for m in messages %}'}")
-    one(file, "spec.model.chatTemplate", "is no Jinja template (line 1", "correct it")
+    one(file, "spec.model.chatTemplate", "is not a Jinja template (line 1", "correct it")
     edited(", chatTemplate: '{% for m in messages %}'", "")
     (folder / "model" / "chat_template.jinja").write_bytes("{{ 'Fähre' }}".encode("latin-1"))
     one(file, "spec.model.source", "chat_template.jinja is not UTF-8 text (byte 5)", "save it as UTF-8")
@@ -541,7 +541,7 @@ def test_a_chat_template_that_refuses_a_row(edited: Edit, folder: Path) -> None:
     two = MESSAGES.replace("}]", '}, {"role": "assistant", "content": "4"}]')
     (folder / "train.jsonl").write_text(MESSAGES + two)
     place = f"{folder / 'train.jsonl'}, line 2: the chat template cannot render the prompt (one turn)"
-    one(folder / "job.yaml", "spec.data.train.source", place, "correct the row, or the template")
+    one(folder / "job.yaml", "spec.data.train.source", place, "correct the row or the template")
     (folder / "train.jsonl").write_text(MESSAGES)
     file = edited("    prompt: question", "    systemPrompt: Be brief.\n    prompt: question")
     one(file, "spec.data.train.source", "line 1: the chat template cannot render the prompt (one turn)")
@@ -586,26 +586,28 @@ def test_what_the_torch_engine_does_not_compute(edited: Edit, folder: Path) -> N
     config = json.loads((folder / "model" / "config.json").read_text())
     (folder / "model" / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
     file = edited("rollout: {", "rollout: {engine: torch, ")
-    one(file, "spec.rollout.engine", "the torch engine has no activation 'gelu'", "use rollout.engine: vllm")
+    said = "the torch engine does not support the activation 'gelu'"
+    one(file, "spec.rollout.engine", said, "use rollout.engine: vllm")
 
 
 def test_ranks_of_a_row_divide_the_heads(edited: Edit) -> None:
     file = edited("rollout: {", "trainer: {replicas: 3, parallelism: {context: 3}}\n  rollout: {")
     path = "spec.trainer.parallelism.context"
-    one(file, path, "its 3 ranks cannot divide the 4 attention heads of the model", "use a divisor of 4")
+    one(file, path, "the model's 4 attention heads cannot be divided among 3 ranks", "use a divisor of 4")
     assert found(edited("replicas: 3, parallelism: {context: 3}", "replicas: 2, parallelism: {context: 2}")) == []
 
 
 def test_ranks_of_a_layer_divide_its_heads(edited: Edit) -> None:
     ways, path = "replicas: 8, parallelism: {context: 4, tensor: 2}", "spec.trainer.parallelism"
     file = edited("rollout: {", f"trainer: {{{ways}}}\n  rollout: {{")
-    one(file, f"{path}.context", "its 4 x 2 (tensor) ranks cannot divide the 4 attention heads", "use a divisor of 2")
+    said = "the model's 4 attention heads cannot be divided among 4 x 2 (tensor) ranks"
+    one(file, f"{path}.context", said, "use a divisor of 2")
     fits = "replicas: 4, parallelism: {context: 2, tensor: 2}"
     assert found(edited(ways, fits)) == []
     one(
         edited(fits, "replicas: 4, parallelism: {tensor: 4}"),
         f"{path}.tensor",
-        "its 4 ranks cannot divide the 2 key heads of the model",
+        "the model's 2 key heads cannot be divided among 4 ranks",
         "use a divisor of 2",
     )
 
@@ -615,7 +617,7 @@ def test_heads_are_known_of_a_model_by_its_name(edited: Edit, cached: Path) -> N
     edited("./model", "meta-llama/Llama-3.1-70B-Instruct")
     file = edited("rollout: {", "trainer: {replicas: 16, parallelism: {tensor: 16}}\n  rollout: {")
     said = [v for v in found(file) if v.path == "spec.trainer.parallelism.tensor"]
-    assert [v.problem for v in said] == ["its 16 ranks cannot divide the 8 key heads of the model"]
+    assert [v.problem for v in said] == ["the model's 8 key heads cannot be divided among 16 ranks"]
     fits = edited("replicas: 16, parallelism: {tensor: 16}", "replicas: 8, parallelism: {tensor: 8}")
     assert not [v for v in found(fits) if v.path.startswith("spec.trainer")]
 
@@ -626,7 +628,7 @@ def test_layers_of_a_mixture_are_not_divided(edited: Edit, folder: Path, cached:
     config.write_text(json.dumps(json.loads(config.read_text()) | experts))
     edited("./model", "owner/name")
     file = edited("rollout: {", "trainer: {replicas: 2, parallelism: {tensor: 2}}\n  rollout: {")
-    one(file, "spec.trainer.parallelism.tensor", "layers of qwen3_moe are not divided among ranks", "use 1")
+    one(file, "spec.trainer.parallelism.tensor", ", not for qwen3_moe", "use 1")
     assert found(edited("parallelism: {tensor: 2}", "parallelism: {context: 2}")) == []
 
 
@@ -636,7 +638,7 @@ def test_a_family_that_the_learner_does_not_compute(edited: Edit, folder: Path, 
     (folder / "model" / "config.json").write_text(json.dumps(config | {"model_type": "olmo2"}))
     file = edited("rollout: {", f"rollout: {{engine: {engine}, ")
     known = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text, qwen3_moe"
-    one(file, "spec.model.source", f"the learner knows the model types {known}, but", "train another model")
+    one(file, "spec.model.source", f"the learner supports the model types {known}, but", "train another model")
     # What computes it may be the job's own.
     (folder / "mine.py").write_text("class Mine: ...\n")
     file = edited("  algorithm:", "  trainer: {backend: 'mine:Mine'}\n  algorithm:")
@@ -647,13 +649,13 @@ def test_remedies_are_never_to_look_elsewhere() -> None:
     from rljob_trainer.errors import DataError
     from rljob_trainer.preflight.places import as_violation
 
-    assert as_violation(DataError("data.jsonl is odd"), "spec.data").remedy == "correct it, or name another one"
+    assert as_violation(DataError("data.jsonl is odd"), "spec.data").remedy == "correct it, or use another one"
 
 
 def test_an_empty_folder_that_is_named_for_its_tokenizer(edited: Edit, folder: Path) -> None:
     (folder / "words").mkdir()
     file = edited("{source: ./model}", "{source: ./model, tokenizer: ./words}")
-    one(file, "spec.model.tokenizer", f"{folder / 'words'} has no tokenizer", "or name another folder")
+    one(file, "spec.model.tokenizer", f"{folder / 'words'} has no tokenizer", "or use another folder")
 
 
 def test_csv_has_to_be_converted(edited: Edit, folder: Path) -> None:
@@ -706,12 +708,12 @@ def test_programs_and_tools_are_found_without_being_run(
         ('{"text": "a"}\n{"text"\n', {}, "source", "line 2: not valid JSON"),
         ('{"text": "a"}\n{"words": "b"}\n', {}, "source", 'line 2: the row has no column "text"'),
         ('{"text": "a"}\n{"text": null}\n', {}, "source", 'line 2: the column "text"'),
-        ('{"text": "a"}\n{"text": 3}\n', {}, "source", "holds int and no text"),
+        ('{"text": "a"}\n{"text": 3}\n', {}, "source", "is int, not text"),
         ('{"text": "a"}\n{"text": "b"}\n', {"title": "name"}, "source", 'line 1: the row has no column "name"'),
-        ('{"text": "a"}\n{"text": "b"}\n', {"passages": 3}, "passages", "a call is to return 3"),
+        ('{"text": "a"}\n{"text": "b"}\n', {"passages": 3}, "passages", "3 per call is more than the 2 of"),
         ('{"text": "a"}\n{"text": 3}\n{"text": "c"}\n', {}, "source", 'line 2: the column "text"'),
         (None, {"source": "pvc://claim/a.jsonl"}, None, None),
-        (None, {"source": "s4://bucket/a.jsonl"}, "source", "nothing here reads addresses"),
+        (None, {"source": "s4://bucket/a.jsonl"}, "source", "s4:// is not a known scheme"),
     ],
 )
 def test_passages_of_a_search_are_looked_at(

@@ -57,7 +57,7 @@ def test_a_layer_that_is_not_there(folder: Path, target: str) -> None:
     for model in ({"source": "dense"}, {"random": copy_job()["spec"]["model"]["random"]}):
         (violation,) = found(folder, model, "q_proj", target)
         assert violation.path == "spec.model.lora.targets"
-        told = f"has a matrix called {target}; there are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+        told = f"has a matrix called {target}; it has down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
         assert told in str(violation)
         assert violation.remedy == ("did you mean q_proj?" if target == "qproj" else violation.remedy)
 
@@ -67,7 +67,7 @@ def test_experts_and_routers_are_no_layers_of_their_own(folder: Path, target: st
     random = {**copy_job()["spec"]["model"]["random"], "family": "qwen3_moe"}
     for model in ({"source": "experts"}, {"random": random}):
         (violation,) = found(folder, model, "q_proj", target)
-        assert f"has a matrix called {target}; there are k_proj, o_proj, q_proj, v_proj" in str(violation)
+        assert f"has a matrix called {target}; it has k_proj, o_proj, q_proj, v_proj" in str(violation)
 
 
 def test_a_model_that_is_not_here_is_left_to_the_run(folder: Path) -> None:

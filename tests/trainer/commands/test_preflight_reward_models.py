@@ -40,13 +40,13 @@ def test_nothing_is_wrong(edited: Callable[[str, str], Path], folder: Path, sour
     ("source", "config", "problem"),
     [
         ("./absent", {}, "there is no folder"),
-        ("http://host/scores", {}, "is no place of a reward model"),
-        ("scores", None, "has no config.json; name a Hugging Face model folder"),
-        ("scores", {"architectures": ["LlamaForCausalLM"]}, "is a LlamaForCausalLM, which has no head that scores"),
-        ("scores", {}, "is a model of no known kind"),
+        ("http://host/scores", {}, "is not a valid location of a reward model"),
+        ("scores", None, "has no config.json; use a Hugging Face model folder"),
+        ("scores", {"architectures": ["LlamaForCausalLM"]}, "is a LlamaForCausalLM, which has no scoring head"),
+        ("scores", {}, "is a model of unknown architecture"),
         # Two labels are what transformers leaves out of a config.json.
-        ("scores", {"architectures": ONE_LABEL["architectures"]}, "gives 2 numbers for a text"),
-        ("scores", ONE_LABEL | {"id2label": {"0": "a", "1": "b", "2": "c"}}, "gives 3 numbers for a text"),
+        ("scores", {"architectures": ONE_LABEL["architectures"]}, "has num_labels 2"),
+        ("scores", ONE_LABEL | {"id2label": {"0": "a", "1": "b", "2": "c"}}, "has num_labels 3"),
     ],
 )
 def test_what_is_no_reward_model(
@@ -68,9 +68,9 @@ def test_what_is_no_reward_model(
         ("org/judge", {}, None),
         ("pvc://claim/judge", {}, None),
         ("./absent", {}, "there is no folder"),
-        ("http://host/judge", {}, "is no place of a model that judges"),
-        ("judge", None, "has no config.json; name a Hugging Face model folder"),
-        ("judge", ONE_LABEL, "is a LlamaForSequenceClassification, which writes no text"),
+        ("http://host/judge", {}, "is not a valid location of a model that judges"),
+        ("judge", None, "has no config.json; use a Hugging Face model folder"),
+        ("judge", ONE_LABEL, "is a LlamaForSequenceClassification, which generates no text"),
     ],
 )
 def test_the_model_of_a_judge(
@@ -95,7 +95,7 @@ def test_the_chat_template_of_a_judge_compiles(edited: Callable[[str, str], Path
     (job,) = load_jobs(file)
     found = preflight(Readable(job), base=file.parent, code=[file.parent])
     assert [violation.path for violation in found] == ["spec.judge.model.chatTemplate"]
-    assert "is no Jinja template" in str(found[0])
+    assert "is not a Jinja template" in str(found[0])
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_the_chat_template_of_a_judge_compiles(edited: Callable[[str, str], Path
         ("org/critic", {}, None),
         ("pvc://claim/critic", {}, None),
         ("./absent", {}, "there is no folder"),
-        ("http://host/critic", {}, "is no place of a model"),
+        ("http://host/critic", {}, "is not a valid location of a model"),
         ("critic", {}, None),
         ("critic", {"architectures": ["LlamaForTokenClassification"]}, "is a LlamaForTokenClassification"),
-        ("critic", {"architectures": ["LlamaForSequenceClassification"]}, "gives 2 numbers for a text"),
+        ("critic", {"architectures": ["LlamaForSequenceClassification"]}, "has num_labels 2"),
         ("critic", ONE_LABEL, "head score.weight [1, 128] is missing"),
         ("critic", {"max_position_embeddings": 255}, "its context is 255 tokens"),
-        ("critic", {"vocab_size": 17}, "speaks of [17, 128]"),
-        ("critic", {"model_type": "granite"}, "the learner knows the model types"),
+        ("critic", {"vocab_size": 17}, "requires [17, 128]"),
+        ("critic", {"model_type": "granite"}, "the learner supports the model types"),
     ],
 )
 def test_what_a_critic_starts_from(
@@ -141,4 +141,4 @@ def test_a_critic_with_fewer_rows_than_the_policy(edited: Callable[[str, str], P
     file = edited("{preset: grpo}", "{preset: ppo, critic: {model: {source: critic}}}")
     (job,) = load_jobs(file)
     (violation,) = preflight(Readable(job), base=file.parent, code=[file.parent])
-    assert "its embedding has 16 rows, and the policy's has 18" in str(violation)
+    assert "its embedding has 16 rows, but the policy's has 18" in str(violation)

@@ -26,10 +26,10 @@ with OutputFolder(Path(sys.argv[1])):
 @pytest.mark.parametrize(
     ("place", "written", "onwards"),
     [
-        (None, False, "begins anew: there is no checkpoint"),
+        (None, False, "starts over, because there is no checkpoint"),
         ("s3://bucket/run", False, "continues the run"),
         # What it has started from.
-        ("/another/run", False, "begins anew: there is no checkpoint"),
+        ("/another/run", False, "starts over, because there is no checkpoint"),
         # The status is written every few seconds.
         (None, True, "continues the run"),
     ],
@@ -46,7 +46,7 @@ def test_a_run_that_was_killed_is_not_said_to_work(
             attempt=1,
             time=now,
             step=21,
-            doing="the trainer works: update",
+            doing="the trainer is working: update",
             eta=now,
             pools=Pools(rollout=RolloutStatus(desired=1, ready=1), trainer=TrainerStatus(desired=1, ready=1)),
             checkpoint=None if place is None else LastCheckpoint(uri=place, step=20, time=now),
@@ -55,7 +55,7 @@ def test_a_run_that_was_killed_is_not_said_to_work(
         assert main(["status", str(folder)]) == 0
         first, doing, *_ = capsys.readouterr().out.splitlines()
         assert first.endswith(" left")
-        assert doing == "the trainer works: update"
+        assert doing == "the trainer is working: update"
         if written:
             (folder / "checkpoints/step-00000021").mkdir(parents=True)
             (folder / "checkpoints/step-00000021/manifest.json").touch()
@@ -64,6 +64,6 @@ def test_a_run_that_was_killed_is_not_said_to_work(
         assert main(["status", str(folder)]) == 0
     first, gone, last, *_ = capsys.readouterr().out.splitlines()
     assert first == "step 21, version 0, attempt 1"
-    assert gone == f"the run's process is gone: it was killed, or its machine stopped; the same command {onwards}"
-    assert last.startswith("its last words, ")
-    assert last.endswith(" ago: the trainer works: update")
+    assert gone == f"the run's process is gone: it was killed, or its machine went down; the same command {onwards}"
+    assert last.startswith("its last status, ")
+    assert last.endswith(" ago: the trainer is working: update")

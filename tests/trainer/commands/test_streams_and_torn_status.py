@@ -30,7 +30,7 @@ def test_half_a_status_is_a_sentence(tmp_path: Path, text: bytes, capsys: pytest
 
 def test_a_token_that_cannot_be_read_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "http://127.0.0.1:9", "--token-file", str(tmp_path / "none")]) == 1
-    assert "the token cannot be read from" in capsys.readouterr().err
+    assert "cannot read the token from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("closed", [">&-", "| true", "<&- >&-"])
@@ -66,7 +66,7 @@ def test_a_full_standard_output_is_called_that() -> None:
     command = [sys.executable, "-c", program]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
-    said = "rljob verb: standard output cannot be written (No space left on device); make room where it goes\n"
+    said = "rljob verb: cannot write to standard output (No space left on device); free space where it goes\n"
     assert (done.returncode, done.stderr) == (73, said)
 
 

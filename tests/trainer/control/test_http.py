@@ -180,10 +180,10 @@ async def test_what_is_not_for_this_attempt_is_refused() -> None:
     driver = Driver()
     async with driver.client() as session:
         code, why = await tell(session, attempt=2, suspend=True)
-        assert (code, why) == (409, "this is attempt 3, and attempt 2 is meant\n")
+        assert (code, why) == (409, "this is attempt 3, but the command is for attempt 2\n")
         assert (await tell(session, generation=5))[0] == 200
         code, why = await tell(session, generation=4, suspend=True)
-        assert (code, why) == (409, "generation 5 was taken before; 4 is older\n")
+        assert (code, why) == (409, "generation 4 is older than generation 5, which is in effect\n")
     assert not driver.stop
 
 
@@ -203,10 +203,10 @@ async def test_no_larger_pool_that_scores_than_a_job_file_can_have(pool: str, co
 @pytest.mark.parametrize(
     ("mode", "desired", "why"),
     [
-        ("fullyAsync", {"rollout_replicas": 0}, "0 engines would wait for ever"),
-        ("fullyAsync", {"reward_model_replicas": 0}, "samples would wait for ever"),
+        ("fullyAsync", {"rollout_replicas": 0}, "with 0 engines the run would wait forever"),
+        ("fullyAsync", {"reward_model_replicas": 0}, "with 0 replicas samples would wait forever"),
         ("sync", {"reward_model_replicas": 2}, "this job has no pool for reward models"),
-        ("sync", {"settings": LiveSettings(max_age=2)}, "with pipeline.mode sync there is nothing to change live"),
+        ("sync", {"settings": LiveSettings(max_age=2)}, "with pipeline.mode sync no setting can be changed live"),
     ],
 )
 async def test_wishes_that_the_job_cannot_fulfil_are_refused(mode: str, desired: dict[str, Any], why: str) -> None:
@@ -242,7 +242,7 @@ async def test_without_a_token_there_are_no_commands_and_only_the_loopback_devic
             assert answer.status == 200
         assert (await tell(session, suspend=True))[0] == 403
     assert not driver.stop
-    with pytest.raises(ServiceError, match="needs a token"):
+    with pytest.raises(ServiceError, match="requires a token"):
         Listening(0, host="0.0.0.0")
     with pytest.raises(ServiceError, match="at least 16"):
         Listening(0, token="short")

@@ -42,8 +42,8 @@ def test_steps_within_the_limits_are_left_alone() -> None:
 def test_the_samples_that_are_most_apart_are_named() -> None:
     world = World(patience=1)
     world.limits.look(1, replace(FAR, worst="sample 2 of prompt 17 by 0.9 nats"))
-    assert "too far apart: mismatch/kl 0.3 is above 0.1" in world.said[0]
-    assert "(most of all sample 2 of prompt 17 by 0.9 nats)" in world.said[0]
+    assert "differ too much: mismatch/kl 0.3 is above 0.1" in world.said[0]
+    assert "(worst: sample 2 of prompt 17 by 0.9 nats)" in world.said[0]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_samples_that_are_most_apart_are_named() -> None:
         ({"kl": None, "chi_square": 0.5}, {"chi_square": 3.0}, "mismatch/chi_square 3 is above 0.5"),
         ({"effective_sample_size": 0.5}, {"effective_sample_size": 0.4},
          "mismatch/effective_sample_size 0.4 is below 0.5"),
-        ({"kl": 0.1}, {"kl": float("nan")}, "mismatch/kl (no number) is above 0.1"),
+        ({"kl": 0.1}, {"kl": float("nan")}, "mismatch/kl (not finite) is above 0.1"),
         ({"kl": 0.1}, {"family": "drift", "kl": 0.2, "chi_square": 0.0, "effective_sample_size": 1.0},
          "drift/kl 0.2 is above 0.1"),
     ],
@@ -101,7 +101,7 @@ def test_weights_are_suspect_from_the_first_step_beyond_a_limit() -> None:
 
 def test_without_a_checkpoint_or_after_too_many_times_there_is_no_way_back(tmp_path: Path) -> None:
     store = FolderCheckpoints(tmp_path, keep=1)
-    with pytest.raises(MismatchError, match="no checkpoint from before"):
+    with pytest.raises(MismatchError, match="no earlier checkpoint"):
         start_again(RollBackError("too far"), 1, 2, store, print)
-    with pytest.raises(MismatchError, match="gone back 2 times"):
+    with pytest.raises(MismatchError, match="rolling back 2 times"):
         start_again(RollBackError("too far"), 3, 2, store, print)

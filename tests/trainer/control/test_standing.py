@@ -49,7 +49,7 @@ def standing_of(waits: Waits, *engines: Standing, paused: bool = False, times: S
 def test_before_there_are_parts_the_run_is_starting_and_not_between_two_steps() -> None:
     times = StageTimes()
     standing = standing_of(Waits(lambda: 0.0), times=times)
-    assert standing.status().doing == "the trainer is between two steps"
+    assert standing.status().doing == "the trainer is between steps"
     standing.taken_down()
     assert standing.status().doing.startswith("the run is starting")
     with times.stage("start"):
@@ -62,7 +62,7 @@ def test_engines_that_do_the_same_share_a_line() -> None:
     assert alike.engines == ["engines 0, 1, 2 work on 13 requests, the oldest for 38 s on engine 1"]
     many = standing_of(waits, *(engine(str(number), 1, number) for number in range(40))).present()
     assert many.engines == ["40 engines work on 40 requests, the oldest for 39 s on engine 39"]
-    prompts = "prompts: the trainer has as many groups ahead as the schedule allows"
+    prompts = "prompts: the trainer already has as many groups ahead as the schedule allows"
     mixed = standing_of(waits, engine("0", 4, 3), engine("1"), engine("2")).present()
     assert mixed.engines == ["engine 0 works on 4 requests, the oldest for 3.0 s", f"engines 1, 2 wait for {prompts}"]
 
@@ -80,8 +80,8 @@ def test_an_engine_that_joins_says_what_itself_waits_for_and_the_trainer_what_th
     ):
         now = 38.0
         present, status = standing.present(), standing.status()
-    assert present.doing == status.doing == "trainer waits for 12/32 samples (38 s so far, an error in 59 min 22 s)"
-    said = "waits for weights: the learner is busy (38 s so far, an error in 9 min 22 s)"
+    assert present.doing == status.doing == "trainer waits for 12/32 samples (38 s so far, times out in 59 min 22 s)"
+    said = "waits for weights: the learner is busy (38 s so far, times out in 9 min 22 s)"
     assert status.pools.rollout.engines[1].doing == said
     assert present.engines[:2] == ["engine 0 works on 4 requests, the oldest for 3.0 s", f"engine 1 {said}"]
     assert present.engines[2] == "other engines: see rljob status"
@@ -115,8 +115,8 @@ def test_with_one_engine_status_says_that_the_trainer_waits_for_validation() -> 
         validating = asyncio.create_task(validator.run())
         await asyncio.sleep(60)
         said = (
-            "trainer waits for validation: 0 of 9 prompts are scored; oldest running 38 s on engine 0 "
-            "(1 min 00 s so far, an error in 9 min 00 s)"
+            "trainer waits for validation: 0 of 9 prompts scored; oldest running 38 s on engine 0 "
+            "(1 min 00 s so far, times out in 9 min 00 s)"
         )
         assert standing.status().doing == standing.present().doing == said
         validating.cancel()
@@ -129,13 +129,13 @@ def test_a_run_that_a_signal_has_ended_was_interrupted_and_says_how_it_goes_on()
     ending = Ending("stopped", "SIGINT at step 21", signal.SIGINT)
     standing = standing_of(Waits(lambda: 0.0))
     standing.ended("failed", ending.reason, ending.exit_code, told=ending.told, onwards=options.onwards(saved=True))
-    said = "the run is over: interrupted, SIGINT at step 21; the same command continues the run"
+    said = "the run has ended: interrupted, SIGINT at step 21; the same command continues the run"
     assert standing.status().doing == said
     never = replace(options, resume="never")
     assert never.onwards(saved=True) == "the same command without --resume continues the run"
-    assert never.onwards(saved=False) == "nothing was saved yet: the same command begins anew"
+    assert never.onwards(saved=False) == "nothing was saved yet: the same command starts over"
     assert replace(options, keeps_state=False).onwards(saved=True) == ""
-    assert replace(options, storage=Path("/mnt")).onwards(saved=False) == "the next attempt begins anew"
+    assert replace(options, storage=Path("/mnt")).onwards(saved=False) == "the next attempt starts over"
 
 
 def test_the_pool_of_reward_models_is_told_in_status_and_metrics() -> None:
@@ -209,7 +209,7 @@ def test_a_judges_engines_are_told_in_status_and_metrics() -> None:
     assert (told.desired, told.ready, told.waiting) == (2, 1, 3)
     printed = list(lines(standing.status(), datetime.now(UTC)))
     assert "engine judge-0 in pod-a: serving, answers 5 questions for 2.0 s" in printed
-    assert "engine judge-1: starting, waits for a place in the cluster, its process and its model" in printed
+    assert "engine judge-1: starting, waits for a slot in the cluster, its process and its model" in printed
     assert {line for line in standing.metrics().splitlines() if line.startswith("rljob_judge")} == {
         'rljob_judges{job="tiny",state="serving"} 1.0',
         'rljob_judges{job="tiny",state="starting"} 1.0',

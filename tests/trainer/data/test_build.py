@@ -87,7 +87,7 @@ def test_a_row_without_the_answer_is_known_before_the_first_prompt(tmp_path: Pat
     rows[150] = '{"question": "1+1="}'
     (tmp_path / "mine.jsonl").write_text("\n".join(rows))
     spec = data(train={"source": "mine.jsonl"}, prompt="{question}", answer="answer")
-    message = r'mine\.jsonl, line 151: the row has no column "answer", which spec\.data\.answer names; it has question;'
+    message = r'mine\.jsonl, line 151: the row has no column "answer" \(set by spec\.data\.answer\); it has question;'
     with pytest.raises(DataError, match=message):
         training_feed(spec, TOKENIZER, base=tmp_path)
     first = data(train={"source": "mine.jsonl", "limit": 150}, prompt="{question}", answer="answer")

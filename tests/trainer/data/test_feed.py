@@ -212,7 +212,7 @@ def test_a_run_goes_on_after_the_row_that_ended_it_was_corrected_as_its_error_sa
     first = PromptFeed([source("s", texts)], seed=3, shuffle=False)
     take(first, 192)  # the blocks before the one that the row is in
     state = first.state_dict()
-    with pytest.raises(DataError, match=r"row 200: the tokenizer .*\. Correct it where it is .*: with a row less than"):
+    with pytest.raises(DataError, match=r"row 200: the tokenizer .*\. Correct the row in place .* Do not remove it"):
         first.next()
     corrected = PromptFeed([source("s", [*texts[:-1], "7"])], seed=3, shuffle=False)
     corrected.load_state_dict(state)
@@ -264,7 +264,7 @@ def test_a_prompt_can_be_made_again_from_its_place() -> None:
         again = mixed.prompt_at(ordinal=prompt.ordinal, epoch=prompt.epoch, source=prompt.source, row=prompt.row)
         assert again == prompt
     for name, row in (("c", 0), ("b", 1), ("a", 2)):  # no such source, no such row, a row that is dropped
-        with pytest.raises(CheckpointError, match=f"row {row} of data source '{name}' gave prompt 9"):
+        with pytest.raises(CheckpointError, match=f"row {row} of data source '{name}', the source of prompt 9"):
             mixed.prompt_at(ordinal=9, epoch=0, source=name, row=row)
 
 
@@ -291,13 +291,13 @@ def test_the_same_rows_are_recognised() -> None:
 def test_a_row_that_changed_is_named_at_a_resume() -> None:
     changed = [str(i) if i != 5 else "6" for i in range(32)]
     with pytest.raises(
-        CheckpointError, match=r"the prompt in row 5 of data source 's' is not what it was.*\(1 of 32 rows"
+        CheckpointError, match=r"the prompt in row 5 of data source 's' has changed since.*\(1 of 32 checked rows"
     ):
         resumed(changed)
 
 
 def test_a_template_that_drifts_is_told_from_a_row_that_changed() -> None:
-    with pytest.raises(CheckpointError, match=r"'s' are tokenised otherwise .*\(32 of 32 rows.*: the chat template"):
+    with pytest.raises(CheckpointError, match=r"'s' are tokenized differently .*\(32 of 32 .*: the chat template"):
         resumed([f"{i}0" for i in range(32)])
 
 

@@ -122,7 +122,7 @@ def test_other_weights_are_another_order(tmp_path: Path) -> None:
 
 def test_a_weight_too_small_for_one_prompt_is_refused(tmp_path: Path) -> None:
     write(tmp_path, one=rows(5), two=rows(5))
-    with pytest.raises(JobFileError, match="none of the 10 prompts of an epoch is from 'two'; raise it"):
+    with pytest.raises(JobFileError, match="none of the 10 prompts of an epoch come from 'two'; raise the weight"):
         feed(tmp_path, {"name": "one", "weight": 1}, {"name": "two", "weight": 0.01})
 
 
@@ -165,7 +165,7 @@ def test_few_data_sources_have_metrics_of_their_own(tmp_path: Path) -> None:
 
 def test_a_row_that_does_not_say_its_data_source_is_named(tmp_path: Path) -> None:
     write(tmp_path, one=[{"q": "1", "a": "", "from": "x"}, {"q": "2", "a": "", "from": None}])
-    with pytest.raises(DataError, match=r'one.jsonl, line 2: the column "from", which spec.data.train.sourceColumn'):
+    with pytest.raises(DataError, match=r'one.jsonl, line 2: the column "from" \(set by spec.data.train.sourceColumn'):
         feed(tmp_path, {"name": "one"}, sourceColumn="from")
     with pytest.raises(JobFileError, match=r"spec.data.train.sourceColumn: data source 'one' has no column 'form'"):
         feed(tmp_path, {"name": "one"}, sourceColumn="form")

@@ -82,8 +82,8 @@ def test_a_truncated_file_names_the_line_where_it_breaks_off(tmp_path: Path) -> 
     ("line", "message"),
     [
         ("{'question': 1}", "line 3: not valid JSON .*; correct the line or remove it"),
-        ('["a"]', "line 3: a line must hold one JSON object, not a list"),
-        ('"a"', "line 3: a line must hold one JSON object, not a str"),
+        ('["a"]', "line 3: a line must contain one JSON object, not a list"),
+        ('"a"', "line 3: a line must contain one JSON object, not a str"),
         ("\udcff", "line 3: the text is not UTF-8"),
         ("[" * 100_000, "line 3: its columns are nested more than 64 levels deep; flatten the row or remove it"),
     ],
@@ -275,13 +275,13 @@ GOOD = b'{"question": "1+1?", "answer": "2"}\n'
     [
         (GOOD + '{"question": "Fähre?", "answer": "2"}\n'.encode("latin-1"), "line 2: the text is not UTF-8 (byte 15"),
         (GOOD + b'{"question": "\xed\xa0\x80", "answer": "2"}\n', "line 2: the text is not UTF-8 (byte 14"),
-        (GOOD.decode().encode("utf-16"), "is UTF-16 text, and JSON Lines are UTF-8; save it as UTF-8"),
+        (GOOD.decode().encode("utf-16"), "is UTF-16 text, but JSON Lines must be UTF-8; save it as UTF-8"),
         (GOOD + b'{"question": "a\0b", "answer": "2"}\n', "line 2: not valid JSON"),
-        (GOOD.replace(b"\n", b"\r") * 2, "line 1: lines end with a carriage return alone"),
-        (GOOD + b'{"question": "a", "answer": "2", "question": "b"}\n', "line 2: the name 'question' stands twice"),
-        (GOOD + b'{"question": "a", "of": {"x": 1, "x": 2}}\n', "line 2: the name 'x' stands twice in one object"),
+        (GOOD.replace(b"\n", b"\r") * 2, "line 1: lines end with carriage returns only"),
+        (GOOD + b'{"question": "a", "answer": "2", "question": "b"}\n', "line 2: the name 'question' appears twice"),
+        (GOOD + b'{"question": "a", "of": {"x": 1, "x": 2}}\n', "line 2: the name 'x' appears twice in one object"),
         (GOOD + b"\0" * 40, "line 2: the file ends in the middle of a JSON object"),
-        (GOOD + b'{"question": %s}\n' % (b"9" * 5000), "line 2: a whole number has more than 4300 digits; shorten"),
+        (GOOD + b'{"question": %s}\n' % (b"9" * 5000), "line 2: an integer has more than 4300 digits; shorten"),
         (
             GOOD + b'{"question": %s1%s}\n' % (b"[" * 70, b"]" * 70),
             "line 2: its columns are nested more than 64 levels",
@@ -318,7 +318,7 @@ def test_a_line_of_gigabytes_is_refused_without_being_read(tmp_path: Path) -> No
     with file.open("wb") as out:
         out.write(GOOD)
         out.truncate(200_000_000)  # a hole: the rest of the file is one line of zeros
-    with pytest.raises(DataError, match=r"line 2: the line has 200 MB, more than the 67 that a row may have"):
+    with pytest.raises(DataError, match=r"line 2: the line has 200 MB, more than the 67 allowed for a row"):
         open_rows(str(file))
 
 
@@ -333,5 +333,5 @@ def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
 
 def test_a_data_set_on_disk_that_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "dataset_info.json").write_text("{")
-    with pytest.raises(DataError, match=r"cannot be read as a data set that was saved to disk .*copy the folder again"):
+    with pytest.raises(DataError, match=r"cannot be read as a saved data set .*copy the folder again"):
         open_rows(str(tmp_path))

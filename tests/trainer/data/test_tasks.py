@@ -57,7 +57,7 @@ def test_the_seed_decides_which_problems() -> None:
 
 
 def test_impossible_tasks_are_refused() -> None:
-    with pytest.raises(JobFileError, match="choose one of addition, copy"):
+    with pytest.raises(JobFileError, match="use one of addition, copy"):
         generate("subtraction", split="train", digits=2, size=1, seed=0)
     with pytest.raises(JobFileError, match=r"different validation problems, fewer than its size = 4,096"):
         generate("addition", split="validation", digits=2, size=4096, seed=0)

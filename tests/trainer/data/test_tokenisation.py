@@ -54,7 +54,7 @@ def test_a_template_is_filled_and_braces_can_be_written() -> None:
 
 
 def test_a_null_in_a_template_is_refused_and_never_the_word_none() -> None:
-    with pytest.raises(DataError, match=r'line 0: the column "hint", which spec.data.prompt names, is null'):
+    with pytest.raises(DataError, match=r'line 0: the column "hint" \(set by spec.data.prompt\) is null'):
         encode(encoder(prompt="{question}{hint}"), {"question": "1", "hint": None})
 
 
@@ -131,13 +131,13 @@ def test_a_row_that_the_chat_template_refuses_is_named(chat_template: str, messa
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"other": 1}, r'file, line 0: the row has no column "question", .* it has other; add it'),
+        ({"other": 1}, r'file, line 0: the row has no column "question" .* it has other; add it'),
         (
             {"question": None},
-            'file, line 0: the column "question", which spec.data.prompt names, is null or NaN; fill it',
+            r'file, line 0: the column "question" \(set by spec.data.prompt\) is null or NaN; fill it in',
         ),
         ({"question": "ü"}, "the tokenizer does not know every character of the prompt 'ü'"),
-        ({"question": "1", "other": 1}, 'no column "answer", which spec.data.answer names'),
+        ({"question": "1", "other": 1}, r'no column "answer" \(set by spec.data.answer\)'),
     ],
 )
 def test_a_bad_row_is_named(row: dict[str, Any], message: str) -> None:
@@ -293,13 +293,13 @@ def test_a_response_shows_the_special_tokens_in_it_but_those_that_end_an_answer(
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        (["a", "b"], r"a list whose entry 0 is no chat message with a role \(a\)"),
-        ([{"role": "user", "content": "a"}, {"content": "b"}], r"a list whose entry 1 is no chat message with a role"),
+        (["a", "b"], r"a list whose entry 0 is not a chat message with a role \(a\)"),
+        ([{"role": "user", "content": "a"}, {"content": "b"}], r"a list whose entry 1 is not a chat message with a"),
         ({"text": "a"}, r"a dict \(\{'text': 'a'\}\)"),
         (b"1", r"a bytes \(b'1'\)"),
     ],
 )
 @pytest.mark.parametrize("chat_template", [None, CHAT])
 def test_a_cell_that_is_neither_text_nor_messages_is_refused(cell: Any, words: str, chat_template: str | None) -> None:
-    with pytest.raises(DataError, match=rf"file, line 0: column 'question' \(spec.data.prompt\) holds {words}"):
+    with pytest.raises(DataError, match=rf"file, line 0: column 'question' \(spec.data.prompt\) contains {words}"):
         encode(encoder(chat_template), {"question": cell})

@@ -70,12 +70,12 @@ def configured(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"id2label": {"0": "a", "1": "b"}}, "gives 2 numbers for a text"),
-        ({"architectures": ["LlamaForTokenClassification"]}, "is a LlamaForTokenClassification; write a language"),
-        ({"model_type": "granite"}, "the learner knows the model types .* 'granite'"),
-        ({"max_position_embeddings": 8}, "its context is 8 tokens, and .* are 9 together"),
-        ({"num_hidden_layers": 3}, "holds the weights of 2"),
-        ({"hidden_size": 64}, "speaks of"),
+        ({"id2label": {"0": "a", "1": "b"}}, "has num_labels 2"),
+        ({"architectures": ["LlamaForTokenClassification"]}, "is a LlamaForTokenClassification; use a language"),
+        ({"model_type": "granite"}, "the learner supports the model types .* 'granite'"),
+        ({"max_position_embeddings": 8}, "its context is 8 tokens, but .* add up to 9"),
+        ({"num_hidden_layers": 3}, "has the weights of 2"),
+        ({"hidden_size": 64}, "requires"),
     ],
 )
 def test_what_its_configuration_says_against_it(
@@ -101,7 +101,7 @@ def test_values_that_are_no_numbers(policy: Path, critic: Path, tmp_path: Path) 
     stored = load_file(file)
     stored["score.weight"][0, 3] = float("nan")
     save_file(stored, file, metadata={"format": "pt"})
-    with pytest.raises(JobFileError, match=r"score\.weight holds NaN"):
+    with pytest.raises(JobFileError, match=r"score\.weight contains NaN"):
         read(policy, critic, tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_a_tokenizer_that_is_another_or_none(policy: Path, tmp_path: Path) -> No
     ours = AutoTokenizer.from_pretrained(policy).get_vocab()
     first = min((number, token) for token, number in ours.items() if token in CHARACTERS[:-6])
     with pytest.raises(
-        JobFileError, match=rf"{FIELD}its tokenizer is not the policy's: '{first[1]}' has the id {first[0]} there"
+        JobFileError, match=rf"{FIELD}its tokenizer differs from the policy's: '{first[1]}' has the id {first[0]} there"
     ):
         read(policy, other, tmp_path)
     bare = tmp_path / "bare"
@@ -124,7 +124,7 @@ def test_a_tokenizer_that_is_another_or_none(policy: Path, tmp_path: Path) -> No
 
 def test_an_embedding_without_a_row_for_each_id(policy: Path, tmp_path: Path) -> None:
     fewer = made(tmp_path / "fewer", characters=CHARACTERS[:-2])
-    with pytest.raises(JobFileError, match=f"{FIELD}its embedding has .* rows, and the policy's has"):
+    with pytest.raises(JobFileError, match=f"{FIELD}its embedding has .* rows, but the policy's has"):
         read(policy, fewer, tmp_path)
 
 

@@ -46,7 +46,7 @@ def test_a_resumed_run_has_the_prompts_of_the_day_it_began(tmp_path: Path) -> No
 def test_prompts_of_another_day_are_other_prompts(tmp_path: Path) -> None:
     began = training_feed(DATA, TOKENIZER, now=YESTERDAY)
     another = training_feed(DATA, TOKENIZER, now=YESTERDAY + timedelta(minutes=1))
-    with pytest.raises(CheckpointError, match="are tokenised otherwise"):
+    with pytest.raises(CheckpointError, match="are tokenized differently"):
         another.load_state_dict(began.state_dict())
 
 

@@ -41,28 +41,26 @@ def refusal(there: int, *, cuda_build: bool = True, **sections: Any) -> str:
 def test_as_many_gpus_as_the_pools_take_are_enough(sections: dict[str, Any], enough: int) -> None:
     gpus.check_gpus(spec(**sections), enough, cuda_build=True)
     if enough:
-        assert f"takes {enough} GPUs" in refusal(enough - 1, **sections)
+        assert f"needs {enough} GPUs" in refusal(enough - 1, **sections)
 
 
 def test_what_is_wanted_what_is_there_and_what_to_do_are_said() -> None:
     said = refusal(1, **SEPARATE)
-    assert said.startswith("the job takes 4 GPUs (spec.trainer 2, spec.rollout 2), and this machine has 1: look at `nv")
-    assert "`placement: colocated`, which takes 2;" in said
+    assert said.startswith("the job needs 4 GPUs (spec.trainer 2, spec.rollout 2), but this machine has 1: check `nv")
+    assert "use `placement: colocated`, which needs 2;" in said
     assert "fewer replicas" in said
     assert "make install" not in said
     assert "make install ACCELERATOR=gpu" in refusal(0, cuda_build=False, **SEPARATE)
     one = refusal(0, placement="colocated", trainer={"gpusPerReplica": 1}, rollout=VLLM)
-    assert one.startswith("the job takes 1 GPU (spec.trainer 1), and this machine has none: ")
+    assert one.startswith("the job needs 1 GPU (spec.trainer 1), but this machine has none: ")
     assert "placement" not in one
     assert "replicas" not in one
 
 
 def test_gpus_that_torch_cannot_use_are_refused_at_once() -> None:
     said = refusal(2, cuda_build=False, **COLOCATED)
-    assert said.startswith(
-        "the job takes 2 GPUs, and this machine has 2, but this environment's torch is a CPU build: "
-    )
-    assert "`make install ACCELERATOR=gpu` (or the GPU image" in said
+    assert said.startswith("the job needs 2 GPUs and this machine has 2, but torch here is a CPU build: ")
+    assert "`make install ACCELERATOR=gpu` (in a container, use the GPU image" in said
     gpus.check_gpus(spec(), 2, cuda_build=False)
 
 
@@ -97,7 +95,7 @@ def test_a_run_on_this_machine_ends_before_a_rank_is_waited_for(
 
     monkeypatch.setattr(run, "assemble", assemble)
     assert main(["run", str(job_file), "--output", str(job_file.parent / "run")]) == 64
-    assert "the job takes 2 GPUs (spec.trainer 2), and this machine has none: " in capsys.readouterr().err
+    assert "the job needs 2 GPUs (spec.trainer 2), but this machine has none: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("address", "by_role"), [("10.0.0.1:6379", False), ("10.0.0.1:6379", True), (None, True)])

@@ -71,5 +71,5 @@ def test_a_family_that_nobody_here_computes_is_refused_before_anything_starts(
     if own_backend:
         assert read_inputs(resolve(job), tmp_path, tmp_path / "model").model.family == "granite"
         return
-    with pytest.raises(JobFileError, match=r"the learner knows the model types .* 'granite', as .*; train another"):
+    with pytest.raises(JobFileError, match=r"the learner supports the model types .* 'granite', see .*; train another"):
         read_inputs(resolve(job), tmp_path, tmp_path / "model")

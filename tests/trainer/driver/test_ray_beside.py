@@ -54,7 +54,7 @@ async def test_a_raylet_that_ends_with_its_agent_is_named_and_not_the_rank_that_
     """And signals are heard afterwards, when the run's last files are written."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv(WITH_AGENT, "1")
-    named = r"Ray's raylet \(process \d+\) .*, as it does when its agent \(ray::DashboardAgent\) has ended: without it "
+    named = r"Ray's raylet \(process \d+\) .*, because its agent \(ray::DashboardAgent\) exited: without it "
     with listening() as stop:
         with pytest.raises(RayLostError, match=named):
             await run_whose_agent_is_killed(stop.listen)

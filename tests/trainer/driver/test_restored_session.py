@@ -81,7 +81,7 @@ def test_a_run_keeps_its_name_and_what_it_owes_and_takes_neither_from_another(tm
 def test_weights_that_are_not_those_of_the_checkpoint_are_told_with_both_manifests(tmp_path: Path) -> None:
     (tmp_path / DRIVER).write_text(json.dumps(STATE))
     checkpoint = Checkpoint(7, "/runs/a/step-7", lambda: tmp_path)
-    with pytest.raises(CheckpointError, match=r"/runs/a/step-7 are not .* manifest 0b0b0b0b0b0b, .* is 5a5a5a5a5a5a"):
+    with pytest.raises(CheckpointError, match=r"/runs/a/step-7 .* manifest is 0b0b0b0b0b0b, .* is 5a5a5a5a5a5a"):
         asyncio.run(session([], "0b" * 32)._restore(checkpoint, own=True))
     # Another run's, that publishes in another dtype: nothing to compare.
     asyncio.run(session([], "0b" * 32, "bfloat16")._restore(checkpoint, own=False))

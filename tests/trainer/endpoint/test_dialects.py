@@ -123,7 +123,7 @@ async def test_what_has_no_meaning_here_is_refused_by_its_name(endpoint: Endpoin
                 ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
                 ({"extra_body": {"top_k": 3}}, "top_k"),
                 ({"tool_choice": {"type": "any"}}, "tool_choice"),
-                (begun, "begun"),
+                (begun, "prefilling"),
             ):
                 with pytest.raises(anthropic.BadRequestError, match=word):
                     await other.messages.create(**{**asked, **change})

@@ -277,9 +277,9 @@ async def test_the_job_s_sampling_counts_whatever_a_client_asks_for_which_is_sai
     episode, _ = await played(agent, model, endpoint, log)
     assert [leaf.tokens.ids.tolist() for leaf in episode.leaves] == [said(model.texts[0])] * 2
     assert [record.getMessage() for record in caplog.records if "asks for" in record.getMessage()] == [
-        "an agent asks for temperature 0.5, and answers are drawn as the job says: 1 (said once a run)",
-        "an agent asks for top_p 0.9, and answers are drawn as the job says: 1 (said once a run)",
-        "an agent asks for stop ['Observation:'], and answers go on until the model ends them itself (said once a run)",
+        "an agent asks for temperature 0.5, but answers are sampled with the job's 1 (logged once per run)",
+        "an agent asks for top_p 0.9, but answers are sampled with the job's 1 (logged once per run)",
+        "an agent asks for stop ['Observation:'], but answers continue until the model ends them (logged once per run)",
     ]
 
 

@@ -37,7 +37,7 @@ async def test_a_model_reads_what_its_program_prints_or_why_it_did_not(tool: Too
         ("import sys; sys.exit(3)", r"^exit code 3$"),
         ("import time; time.sleep(100)", r"^timed out$"),
         ("print('x' * 10**6)", r"^too much output\nx+$"),
-        ("x = '" + "y" * (40 << 20) + "'", r"more than the sandbox takes"),
+        ("x = '" + "y" * (40 << 20) + "'", r"exceed the sandbox's limits"),
     ]:
         with pytest.raises(ToolError, match=told):
             await tool({"code": code})
@@ -100,5 +100,5 @@ async def test_a_job_that_names_a_service_has_its_programs_run_there(tmp_path: P
     assert [asked.run_timeout for asked in played.asked] == [3]
     async with AsyncExitStack() as stack:
         spec = spec_of([{"type": "python"}], sandbox={"url": played.url, "deadlineSeconds": 1})
-        with pytest.raises(WorldFailedError, match=r"environment\.sandbox cannot be opened: the sandbox at http"):
+        with pytest.raises(WorldFailedError, match=r"cannot open .*environment\.sandbox: the sandbox at http"):
             await environment_of(spec, chat_of(FAMILIES[0]), tmp_path / "late", tmp_path, stack, print)

@@ -82,7 +82,7 @@ async def test_a_call_under_way_is_interrupted_and_the_episode_keeps_what_was_sa
         raise AssertionError
 
     (episode,) = await ended(calls, log, engine, place)
-    assert raised == [("the episode's group is to be trained now", tuple(episode.response_ids))]
+    assert raised == [("the episode's group must be trained now", tuple(episode.response_ids))]
     assert (episode.finish, episode.returned) == ("deadline", None)
     assert len(episode.response_ids) == 6  # a turn's tokens in these tests
 
@@ -212,7 +212,7 @@ async def test_who_goes_on_asking_is_named(engine: TorchEngine, log: EpisodeLog)
             with suppress(EpisodeOverError):
                 await world.call("place", place)
 
-    with pytest.raises(ProgramError, match="goes on asking after EpisodeOverError"):
+    with pytest.raises(ProgramError, match="keeps asking after EpisodeOverError"):
         await ended(deaf, log, engine, place)
 
 

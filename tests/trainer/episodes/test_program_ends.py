@@ -83,7 +83,7 @@ async def test_a_program_that_goes_on_asking_is_named(engine: TorchEngine, log: 
             with suppress(EpisodeOverError):
                 context = (await model.ask(context)).context
 
-    with pytest.raises(ProgramError, match="goes on asking after EpisodeOverError"):
+    with pytest.raises(ProgramError, match="keeps asking after EpisodeOverError"):
         await programs(deaf, log).play(tasks(1), Played(engine))
 
 
@@ -133,7 +133,7 @@ async def test_what_an_episode_waits_for_outside_of_the_model_is_said(engine: To
     assert environment.waiting_for() == ""
     playing = asyncio.create_task(environment.play(tasks(1), Played(engine)))
     await asked.wait()
-    assert environment.waiting_for() == "1 call of the environment, the oldest (search) for 0 s"
+    assert environment.waiting_for() == "1 call of the environment, oldest (search) for 0 s"
     answer.set()
     await playing
     assert environment.waiting_for() == ""
@@ -159,7 +159,7 @@ async def test_a_program_that_neither_asks_nor_calls_is_named_and_its_siblings_c
     for _ in range(100):
         await asyncio.sleep(0)
     assert environment.progress() == [2]
-    assert environment.waiting_for() == "1 program neither asks nor calls, that of sample 2 of prompt 5 for 0 s"
+    assert environment.waiting_for() == "1 program makes no calls, longest sample 2 of prompt 5 for 0 s"
     awake.set()
     await playing
     assert environment.progress() == []
@@ -313,11 +313,11 @@ async def test_a_branch_s_chance_does_not_depend_on_which_is_faster(engine: Torc
 @pytest.mark.parametrize(
     ("context", "most", "said"),
     [
-        ([], None, "ValueError: the model is asked with an empty context"),
+        ([], None, "ValueError: the context for the model is empty"),
         ([1.5], None, "TypeError: 'float' object cannot be interpreted as an integer"),
         (["1"], None, "TypeError: 'str' object"),
-        ([1, 10**7], None, "ValueError: the model is asked with the token id 10000000; it has 1000000 tokens"),
-        ([1, -1], None, "ValueError: the model is asked with the token id -1;"),
+        ([1, 10**7], None, "ValueError: the context has token id 10000000, but the model has 1000000 tokens"),
+        ([1, -1], None, "ValueError: the context has token id -1,"),
         ([1], 0, "ValueError: max_tokens is 0"),
         ([1], -3, "ValueError: max_tokens is -3"),
         ([1], 1.5, "TypeError: 'float' object"),

@@ -143,7 +143,8 @@ async def test_a_program_that_does_something_else_begins_anew_and_it_is_said(
     environment = programs(program_of(Sums(), extra=1), log)
     assert_same(await environment.play(tasks(), Played(engine)), expected)
     assert (environment.continued, environment.diverged) == (3, 3)
-    assert "sample 0 of prompt 5 begins anew, 1 of 1 have: call 1 of the program/ask is ask with other" in caplog.text
+    said = "sample 0 of prompt 5 starts over (1 of 1 so far): call 1 of the program/ask is ask with other"
+    assert said in caplog.text
 
 
 async def test_a_program_with_another_text_begins_anew(engine: TorchEngine, log: EpisodeLog) -> None:

@@ -111,7 +111,7 @@ def test_a_change_of_any_stream_on_its_way_is_named(stream: str) -> None:
     receipts.write([result])
     check_answer(REQUEST, result)
     result.tokens = replace(result.tokens, **{stream: getattr(whole(9), stream)[::-1].copy()})
-    with pytest.raises(ReceiptError, match="of sample 0 of prompt 0 of a are not those that its engine made"):
+    with pytest.raises(ReceiptError, match="of sample 0 of prompt 0 of a differ from those that its engine generated"):
         check_answer(REQUEST, result)
 
 

@@ -87,7 +87,7 @@ async def test_later_answers_and_the_score_may_be_left_out(engine: TorchEngine, 
     ("given", "problem"),
     [
         ([0.0, 1.0], "2 turn_rewards for 1 answers of the model"),
-        (["one"], "could not convert string to float|a text is no number"),
+        (["one"], "could not convert string to float|text is not a number"),
         (7, "not iterable"),
     ],
 )
@@ -110,5 +110,5 @@ async def test_of_branches_that_ask_beside_each_other_nobody_knows_the_order(
         await model.branch("right").ask([8, 9], max_tokens=2)
         return {"turn_rewards": [1.0, 1.0]}
 
-    with pytest.raises(ProgramError, match="branches of it ask beside each other"):
+    with pytest.raises(ProgramError, match="the program asks in parallel branches"):
         await played(episode, engine, log)

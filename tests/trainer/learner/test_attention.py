@@ -209,9 +209,9 @@ def test_variants_that_are_not_computed_are_refused() -> None:
     module = torch.nn.Identity()
     with pytest.raises(ValueError, match="s_aux"):
         packed_attention(module, x, x, x, None, s_aux=torch.zeros(1), packed=Packed([], None))
-    with pytest.raises(ValueError, match="packed rows only"):
+    with pytest.raises(ValueError, match="only for packed rows"):
         packed_attention(module, x, x, x, None, softcap=30.0)
-    with pytest.raises(ValueError, match="packed rows only"):
+    with pytest.raises(ValueError, match="only for packed rows"):
         packed_attention(module, x, x, x, None, sliding_window=3)
     assert packed_attention(module, x, x, x, None, sliding_window=4)[0].shape == (1, 4, 1, 8)
     of_a_gpu = Packed([], Varlen(torch.zeros(2), torch.zeros(2), 1, 1, None))

@@ -285,7 +285,7 @@ def start(rank: int, address: str, settings: LearnerSettings) -> None:
             r"spec\.trainer\.parallelism\.tensor: the 2 key heads of the critic \(spec",
         ),
         ("llama", {"ranks": 3, "context": 3}, r"context: the 4 attention heads of the critic"),
-        ("mixture", {"ranks": 2, "tensor": 2}, r"tensor: the critic .* is of the type qwen3_moe"),
+        ("mixture", {"ranks": 2, "tensor": 2}, r"tensor: the critic .* has the type qwen3_moe"),
         ("llama", {"lora": LoraSettings(2, 4)}, r"critic\.model\.source: with spec\.model\.lora the critic is"),
     ],
 )

@@ -12,7 +12,7 @@ def test_only_ranks_on_several_hosts_need_adapters() -> None:
     assert missing_fabric([("10.0.0.1", ("mlx5_0",)), ("10.0.0.2", ("mlx5_0",))]) is None
     said = missing_fabric([("10.0.0.1", ("mlx5_0",)), ("10.0.0.2", ())])
     assert said is not None
-    assert "2 ranks are on 2 hosts, and no RDMA adapter is seen on 10.0.0.2" in said
+    assert "2 ranks are on 2 hosts, but no RDMA adapter is visible on 10.0.0.2" in said
 
 
 def test_adapters_are_those_of_the_system(tmp_path: Path) -> None:

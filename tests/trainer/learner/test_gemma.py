@@ -159,8 +159,8 @@ def test_half_precision_is_near_float32(folder: Path, make_batch: Callable[..., 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"model_type": "olmo2"}, "knows the model types llama, .* but this model is a 'olmo2'"),
-        ({"use_bidirectional_attention": True}, "computes no attention to later tokens"),
+        ({"model_type": "olmo2"}, "supports the model types llama, .* but this model is a 'olmo2'"),
+        ({"use_bidirectional_attention": True}, "does not support attention to later tokens"),
     ],
 )
 def test_what_is_not_computed_is_refused_before_weights_are_read(

@@ -107,7 +107,7 @@ async def test_two_ranks_do_what_one_does_until_one_is_killed(
         with pytest.raises(LearnerError, match="learner rank 1 died during update"):
             await go_on()
         assert time.monotonic() - began < OPTIONS.call_seconds / 2
-        with pytest.raises(LearnerError, match="has failed before: learner rank 1 died"):
+        with pytest.raises(LearnerError, match="has already failed: learner rank 1 died"):
             await group.save(tmp_path)
     finally:
         await group.close()
@@ -139,7 +139,7 @@ async def test_a_rank_that_raises_or_hangs_is_named(settings: LearnerSettings) -
     calls = [handle.run(fail_or_wait, number) for number, handle in enumerate(groups[0].handles)]
     with pytest.raises(LearnerError, match=r"learner rank 1 failed in a test(.|\n)*out of cheese"):
         await groups[0]._gather("a test", calls, 60.0)
-    with pytest.raises(LearnerError, match="has failed before: learner rank 1"):
+    with pytest.raises(LearnerError, match="has already failed: learner rank 1"):
         await groups[0].save(Path("nowhere"))
 
     calls = [groups[1].handles[0].run(fail_or_wait, 0)]
@@ -152,7 +152,7 @@ async def test_a_rank_that_raises_or_hangs_is_named(settings: LearnerSettings) -
 async def test_resources_that_do_not_exist(settings: LearnerSettings) -> None:
     options = GroupOptions(resources={"num_cpus": 1, "num_gpus": 64}, start_seconds=1.0)
     with pytest.raises(
-        LearnerError, match=r"did not finish start \(.*64.*does the cluster have that.*deadlines\.startSeconds"
+        LearnerError, match=r"did not finish start \(.*64.*check that the cluster has that.*deadlines\.startSeconds"
     ):
         await LearnerGroup.start(settings, options)
 

@@ -340,7 +340,7 @@ def test_a_base_that_changes_is_found_before_the_next_update(
     with torch.no_grad():
         matrix[3, 5] += 1e-3
     with pytest.raises(
-        LearnerError, match=r"beside have changed: actor\.model\.language_model\.model\.layers\.1\.mlp\.up"
+        LearnerError, match=r"an adapter have changed: actor\.model\.language_model\.model\.layers\.1\.mlp\.up"
     ):
         learner.update(share, LOSS)
 
@@ -362,7 +362,7 @@ def test_the_weights_that_a_version_began_with_are_those_with_its_adapter(
 
 def test_a_layer_that_is_not_there(tied_folder: Path) -> None:
     for target in ("qkv_proj", "lm_head", "embed_tokens"):
-        with pytest.raises(JobFileError, match=rf"called {target}; there are down_proj, gate_proj, k_proj"):
+        with pytest.raises(JobFileError, match=rf"called {target}; use one of down_proj, gate_proj, k_proj"):
             Fsdp2().start(settings_for(tied_folder, lora=replace(LORA, targets=("q_proj", target))))
 
 
@@ -427,8 +427,8 @@ def test_an_adapter_is_not_read_beside_another_base(
         (replace(settings, model_path=other), "adapter", "the base's manifest was"),
         (replace(settings, lora=replace(LORA, alpha=11)), "adapter", "spec.model.lora.alpha was 10 and is 11"),
         (replace(settings, lora=replace(LORA, targets=("q_proj",))), "adapter", "spec.model.lora.targets was"),
-        (replace(settings, lora=None), "adapter", "is that of an adapter, and spec.model.lora asks for a whole model"),
-        (settings, "whole", "is that of a whole model, and spec.model.lora asks for an adapter"),
+        (replace(settings, lora=None), "adapter", "is that of an adapter, but spec.model.lora asks for a whole model"),
+        (settings, "whole", "is that of a whole model, but spec.model.lora asks for an adapter"),
     ):
         reader = Fsdp2().start(changed)
         for read in (reader.load, reader.load_weights):

@@ -219,7 +219,7 @@ def test_a_folder_that_lacks_an_expert_or_says_something_else(folder: Path, tmp_
     assert f"lacks the tensor {expert}" in problem({}, {n: t for n, t in stored.items() if n != expert})
     assert f"{expert} has the shape" in problem({}, stored | {expert: torch.zeros(2, 2)})
     assert "num_experts_per_tok = 9 is more than num_experts = 8" in problem({"num_experts_per_tok": 9}, stored)
-    assert "gate.weight has the shape [8, 64], and config.json speaks of [7, 64]" in problem({"num_experts": 7}, stored)
+    assert "gate.weight has the shape [8, 64], but config.json requires [7, 64]" in problem({"num_experts": 7}, stored)
     assert "moe_intermediate_size must be a whole number" in problem({"moe_intermediate_size": "64"}, stored)
 
 

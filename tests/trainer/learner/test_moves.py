@@ -160,7 +160,7 @@ def test_memory_that_cannot_be_pinned_is_ordinary_memory_and_said_once(
         assert all(torch.equal(one, tensor) for one, tensor in zip(there, tensors, strict=True))
     assert asked == [(1024,)]
     assert [record.getMessage() for record in caplog.records] == [
-        "CUDA cannot pin 1024 bytes of host memory: moves take longer (CUDA error: out of memory)"
+        "CUDA cannot pin 1024 bytes of host memory: copies are slower (CUDA error: out of memory)"
     ]
 
 

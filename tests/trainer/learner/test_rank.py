@@ -333,7 +333,7 @@ def test_a_large_export_is_cut_into_files(settings: LearnerSettings, tmp_path: P
 
 
 def test_a_folder_that_is_no_model(settings: LearnerSettings, tmp_path: Path) -> None:
-    with pytest.raises(JobFileError, match=r"has no config\.json; name a Hugging Face"):
+    with pytest.raises(JobFileError, match=r"has no config\.json; use a Hugging Face"):
         Fsdp2().start(replace(settings, model_path=tmp_path))
     (tmp_path / "config.json").write_bytes((settings.model_path / "config.json").read_bytes())
     with pytest.raises(JobFileError, match=r"spec\.model: .*cannot be loaded"):
@@ -344,7 +344,7 @@ def test_a_package_that_is_missing_is_no_fault_of_the_models_folder(
     settings: LearnerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)  # as if it were not installed
-    with pytest.raises(JobFileError, match=r"cannot be loaded here, .*accelerate.*; install it") as told:
+    with pytest.raises(JobFileError, match=r"cannot be loaded, .*accelerate.*; install it") as told:
         models._load(settings.model_path, torch.bfloat16, False, empty=True)
     assert "copy it" not in str(told.value)
 

@@ -272,7 +272,7 @@ def test_a_machine_that_fails_while_it_reads_is_no_damage(
 ) -> None:
     learner = Fsdp2().start(settings)
     monkeypatch.setattr(states, "load_tensors", lambda *_, **__: failure())
-    with pytest.raises(UnreadableError, match="says nothing about what is in it: try again") as caught:
+    with pytest.raises(UnreadableError, match="its content may be intact: try again") as caught:
         learner.load(saved)
     assert exit_code_of(caught.value) == 75
 
@@ -314,12 +314,12 @@ def test_a_lost_object_is_a_checkpoint_error(
 
 
 def test_a_state_that_cannot_be_written_is_a_checkpoint_error(settings: LearnerSettings, object_store: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be written into s3://no-such-bucket/x: .*does not exist"):
+    with pytest.raises(CheckpointError, match=r"cannot be written to s3://no-such-bucket/x: .*does not exist"):
         Fsdp2().start(settings).save("s3://no-such-bucket/x")
 
 
 def test_a_folder_that_was_given_up_is_not_made_anew(settings: LearnerSettings, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be written into .*gone.*: .*No such file"):
+    with pytest.raises(CheckpointError, match=r"cannot be written to .*gone.*: .*No such file"):
         Fsdp2().start(settings).save(tmp_path / "gone")
     assert not list(tmp_path.iterdir())
 
@@ -330,7 +330,7 @@ def test_the_state_of_another_model_or_algorithm(
     with pytest.raises(CheckpointError, match="belongs to another model"):
         Fsdp2().start(replace(settings, model_path=untied_folder)).load(saved)
     Fsdp2().start(replace(settings, critic=None)).save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"holds no critic \(it has: actor\)"):
+    with pytest.raises(CheckpointError, match=r"has no critic \(it has: actor\)"):
         Fsdp2().start(settings).load(tmp_path)
 
 

@@ -435,8 +435,8 @@ def start(rank: int, address: str, settings: LearnerSettings) -> None:
     [
         ("qwen3", {"ranks": 3, "tensor": 3}, r"8 attention heads.*3 x 1 ranks"),
         ("qwen2", {"ranks": 4, "tensor": 4}, r"2 key heads.*4 tensor ranks"),
-        ("qwen2", {"ranks": 2, "tensor": 2, "lora": LoraSettings(2, 4)}, r"adapters are not divided"),
-        ("mixture", {"ranks": 2, "tensor": 2}, r"layers of qwen3_moe are not divided"),
+        ("qwen2", {"ranks": 2, "tensor": 2, "lora": LoraSettings(2, 4)}, r"does not support adapters"),
+        ("mixture", {"ranks": 2, "tensor": 2}, r"the type qwen3_moe, but tensor parallelism"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(

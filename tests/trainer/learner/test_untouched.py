@@ -63,7 +63,7 @@ def test_a_tensor_that_changes_between_updates_is_named(
     changed = tensor_of(rank, name)
     with torch.no_grad():
         changed.view(-1)[7] = changed.view(-1)[7] + 1e-3
-    with pytest.raises(LearnerError, match=f"learner rank 0: {name} changed in memory since the last update"):
+    with pytest.raises(LearnerError, match=f"learner rank 0: {name} changed in memory after the last update"):
         update(rank, share)
 
 
@@ -93,7 +93,7 @@ def test_a_matrix_that_no_gradient_reaches_is_told_of_once(rank: LearnerRank, sh
     parameter.register_hook(torch.zeros_like)
     assert update(rank, share).notes == []
     (note,) = update(rank, share).notes
-    assert f"left actor.model.{MATRIX} as they were: no gradient reaches them" in note
+    assert f"did not change actor.model.{MATRIX}: no gradient reaches them" in note
     assert update(rank, share).notes == []
 
 
@@ -102,5 +102,5 @@ def test_a_step_that_moves_nothing_is_told_of(rank: LearnerRank, share: Share, m
     for rule, _ in rank.actor.optimizer._rules:
         monkeypatch.setattr(rule, "apply", lambda *_: None)
     (note,) = update(rank, share).notes
-    assert "the actor's optimizer steps left all of its" in note
+    assert "the actor's optimizer steps changed none of its" in note
     assert note.endswith("nothing is learned")

@@ -47,7 +47,7 @@ def test_between_two_pulls_it_has_the_versions_first_weights_and_then_those_and_
     folder = weights(rank, 0)
     rank.update(share, LossSettings(), UpdateRequest(keep_anchor=True))
     assert same(weights(rank, 0), folder)
-    with pytest.raises(LearnerError, match="version 1, but has present weights of no version, kept version 0; nothing"):
+    with pytest.raises(LearnerError, match="version 1, but has weights without a version, kept version 0; nothing"):
         weights(rank, 1)
     rank.update(share, LossSettings(), UpdateRequest(continues=True))
     assert same(weights(rank, 0), folder)
@@ -58,7 +58,7 @@ def test_between_two_pulls_it_has_the_versions_first_weights_and_then_those_and_
 
 def test_without_a_copy_an_update_leaves_no_version_until_it_gets_a_number(rank: LearnerRank, share: Share) -> None:
     rank.update(share, LossSettings())
-    with pytest.raises(LearnerError, match="the weights of version 0, but has present weights of no version; nothing"):
+    with pytest.raises(LearnerError, match="the weights of version 0, but has weights without a version; nothing"):
         weights(rank, 0)
     rank.call_present(1)
     weights(rank, 1)
@@ -80,10 +80,10 @@ def test_an_update_that_was_the_critics_alone_or_was_given_up_leaves_the_version
 def test_a_number_belongs_to_one_set_of_weights(rank: LearnerRank, share: Share) -> None:
     rank.call_present(2)
     rank.call_present(2)  # a publication that is tried again
-    with pytest.raises(LearnerError, match="as version 1, but has given that number or a later one"):
+    with pytest.raises(LearnerError, match="as version 1, but has already used that number or a later one"):
         rank.call_present(1)
     rank.update(share, LossSettings(), UpdateRequest(keep_anchor=True))
-    with pytest.raises(LearnerError, match="as version 2, but has given that number or a later one"):
+    with pytest.raises(LearnerError, match="as version 2, but has already used that number or a later one"):
         rank.call_present(2)
 
 
@@ -91,7 +91,7 @@ def test_weights_that_were_read_are_no_version_until_they_get_a_number(rank: Lea
     rank.call_present(3)
     rank.save(tmp_path)
     rank.load(tmp_path)
-    with pytest.raises(LearnerError, match="the weights of version 3, but has present weights of no version"):
+    with pytest.raises(LearnerError, match="the weights of version 3, but has weights without a version"):
         weights(rank, 3)
 
 

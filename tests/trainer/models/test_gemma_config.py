@@ -141,24 +141,24 @@ def test_a_scaling_that_was_added_to_a_file_of_transformers_5(family: str, tmp_p
 @pytest.mark.parametrize(
     ("family", "changes", "problem"),
     [
-        ("gemma2", {"use_bidirectional_attention": True}, "no attention to later tokens"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "no attention to later tokens"),
+        ("gemma2", {"use_bidirectional_attention": True}, "attention to later tokens"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "attention to later tokens"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping in models of the type gemma3_text"),
-        ("gemma2", {"tie_word_embeddings": False}, "output matrix of a gemma2"),
-        ("gemma2", {"layer_types": ["full_attention", "chunked_attention"]}, "no layers of the type 'chunked_att"),
+        ("gemma2", {"tie_word_embeddings": False}, "supports gemma2 only with tied embeddings"),
+        ("gemma2", {"layer_types": ["full_attention", "chunked_attention"]}, "layers of the type 'chunked_att"),
         ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping in models of the type llama"),
         ("llama", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping in models of the type llama"),
-        ("qwen3", {"logit_scale": 0.5}, "does not compute logit_scale"),
-        ("llama", {"is_causal": False}, "no attention to later tokens"),
+        ("qwen3", {"logit_scale": 0.5}, "does not support logit_scale"),
+        ("llama", {"is_causal": False}, "attention to later tokens"),
         (
             "gemma3",
             {},
-            r"knows the model types .*gemma3_text, qwen3_moe, but .* 'gemma3' \(of Gemma 3 the text models only",
+            r"supports the model types .*gemma3_text, qwen3_moe, but .* 'gemma3' \(of Gemma 3 only the text models",
         ),
         (
             "granite",
             {},
-            "knows the model types llama, mistral, qwen2, qwen3, gemma2, gemma3_text, qwen3_moe, but .* 'granite'",
+            "supports the model types llama, mistral, qwen2, qwen3, gemma2, gemma3_text, qwen3_moe, but .* 'granite'",
         ),
     ],
 )

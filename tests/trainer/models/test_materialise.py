@@ -171,7 +171,7 @@ def test_end_tokens_of_generation_settings_configuration_and_tokenizer_all_count
         (lambda f: (f / "config.json").write_text("{"), "is not valid JSON"),
         (lambda f: (f / "config.json").write_text("{}"), "decoder-only"),
         (lambda f: (f / "model.safetensors").unlink(), "no \\*.safetensors"),
-        (lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9]), "cut short"),
+        (lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9]), "truncated"),
         (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer"),
     ],
 )
@@ -201,7 +201,7 @@ def test_shapes_that_do_not_divide_are_refused_and_leave_nothing_behind(tmp_path
 def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
     small = materialise(spec(), tmp_path / "small")
     large = materialise(spec(tokenizer={"characters": CHARACTERS + "abc"}), tmp_path / "large")
-    with pytest.raises(JobFileError, match="has 16 tokens, but the model's embedding only 13 rows"):
+    with pytest.raises(JobFileError, match="has 16 tokens, but the model's embedding has only 13 rows"):
         materialise(Model(source=str(small.path), tokenizer=str(large.path)), tmp_path / "both")
 
 
@@ -246,15 +246,15 @@ def config_with(folder: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab_size": 12}, r"has the shape \[13, 64\], and config.json speaks of \[12, 64\] \(vocab_size"),
-        ({"num_hidden_layers": 3}, "config.json: num_hidden_layers = 3, but .* holds the weights of 2"),
-        ({"num_hidden_layers": 1}, "config.json: num_hidden_layers = 1, but .* holds the weights of 2"),
+        ({"vocab_size": 12}, r"has the shape \[13, 64\], but config.json requires \[12, 64\] \(vocab_size"),
+        ({"num_hidden_layers": 3}, "config.json: num_hidden_layers = 3, but .* has the weights of 2"),
+        ({"num_hidden_layers": 1}, "config.json: num_hidden_layers = 1, but .* has the weights of 2"),
         ({"intermediate_size": 100}, r"gate_proj.weight has the shape .*intermediate_size"),
         ({"hidden_size": "64"}, "config.json: hidden_size must be a whole number above 0, not '64'"),
-        ({"rms_norm_eps": None}, "config.json: rms_norm_eps must be set, or left out, not None"),
+        ({"rms_norm_eps": None}, "config.json: rms_norm_eps must be set or omitted, not None"),
         ({"rope_parameters": 3}, "config.json: rope_parameters must be an object, not 3"),
-        ({"eos_token_id": 99}, "config.json: eos_token_id = 99 is no row of the embedding"),
-        ({"attention_bias": True}, "lacks the tensor model.layers.0.self_attn.q_proj.bias, which config.json needs"),
+        ({"eos_token_id": 99}, "config.json: eos_token_id = 99 is outside the embedding"),
+        ({"attention_bias": True}, "lacks the tensor model.layers.0.self_attn.q_proj.bias, which config.json requires"),
         ({"tie_word_embeddings": False}, "lacks the tensor lm_head.weight"),
     ],
 )
@@ -273,7 +273,7 @@ def test_a_models_own_tokenizer_that_is_larger_than_its_embedding_is_refused(tmp
     content = json.loads(file.read_text())
     content["model"]["vocab"] |= {"more": 13}
     file.write_text(json.dumps(content))
-    with pytest.raises(JobFileError, match="has 14 tokens, but the model's embedding only 13 rows"):
+    with pytest.raises(JobFileError, match="has 14 tokens, but the model's embedding has only 13 rows"):
         materialise(Model(source=str(made.path)), tmp_path / "unused")
 
 
@@ -294,5 +294,5 @@ def test_a_weight_that_is_no_number_is_refused_with_the_tensors_name(
     check_values(made.path)
     some[3, 5] = value
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(JobFileError, match=f"model.safetensors: model.layers.1.mlp.up_proj.weight holds {called}"):
+    with pytest.raises(JobFileError, match=f"model.safetensors: model.layers.1.mlp.up_proj.weight contains {called}"):
         check_values(made.path)

@@ -52,7 +52,7 @@ def test_links_out_of_it_are_copied(tmp_path: Path) -> None:
 def test_without_a_place_for_a_copy_it_is_refused(tmp_path: Path) -> None:
     model = folder(tmp_path / "cache" / "model")
     (model.path / "config.json").write_text("{}")
-    with pytest.raises(JobFileError, match="where other nodes cannot see it"):
+    with pytest.raises(JobFileError, match="which other nodes cannot read"):
         on_shared_storage(model, tmp_path / "mnt", None)
 
 
@@ -64,7 +64,7 @@ def test_a_node_takes_the_model_from_the_bucket(object_store, tmp_path: Path) ->
     (here / "config.json").write_text("{}")
     (here / "model.safetensors").symlink_to(blobs / "weights")
     bucket = ObjectBucket(object_store.place())
-    with pytest.raises(JobFileError, match="no whole model in s3://"):
+    with pytest.raises(JobFileError, match="no complete model in s3://"):
         fetch_model(there, bucket.address)
     send_model(here, bucket)
 

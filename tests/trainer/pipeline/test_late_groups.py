@@ -191,7 +191,7 @@ async def told_while_it_waits() -> list[str]:
 
 def test_a_wait_for_late_groups_alone_says_so() -> None:
     assert run_virtual(told_while_it_waits()) == [
-        "groups; for 2 groups alone, as pipeline.staleness.onDeadline: wait says"
+        "groups; only 2 late groups hold up the batch (pipeline.staleness.onDeadline: wait)"
     ]
 
 

@@ -106,7 +106,7 @@ def test_a_change_of_mind_counts_and_a_bad_size_is_refused() -> None:
     schedule = Schedule(ScheduleSettings(2, 2, max_age=0, ordered=False))
     for size in (8, 4):
         schedule.change(replace(schedule.settings, groups_per_version=size))
-    with pytest.raises(ValueError, match="not a multiple of a pull of 4"):
+    with pytest.raises(ValueError, match="not a multiple of the 4 groups of a pull"):
         schedule.change(ScheduleSettings(4, 4, max_age=0, ordered=False))
     schedule.published()
     assert schedule.settings.groups_per_version == 4

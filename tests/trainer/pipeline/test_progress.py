@@ -161,9 +161,9 @@ def test_a_validation_ends_as_long_after_its_last_scored_prompt_as_the_deadline_
         await asyncio.sleep(260)
         wait = waits.latest
         assert wait is not None
-        assert wait.sentence.startswith("trainer waits for validation: 2 of 9 prompts are scored")
+        assert wait.sentence.startswith("trainer waits for validation: 2 of 9 prompts scored")
         assert 80 < (waits.left(wait) or 0) < 100
-        with pytest.raises(DeadlineError, match=r"3 of 9 prompts are scored.*No prompt was scored for 150 s"):
+        with pytest.raises(DeadlineError, match=r"3 of 9 prompts scored.*No prompt was scored for 150 s"):
             await running
         assert 450 <= asyncio.get_running_loop().time() < 456
         await pool.close()
@@ -241,13 +241,13 @@ def test_groups_in_reward_functions_are_told_apart_from_those_on_engines() -> No
         groups = [asyncio.create_task(rollout.run(prompt(number))) for number in range(2)]
         await asyncio.sleep(250)
         assert rollout.waiting_for(0, 2) == (
-            "2/4 samples; oldest running 0 s on engine 0; 1 group in reward functions, the oldest (prompt 0) for 0 s"
-            " (limit 30 s a sample)"
+            "2/4 samples; oldest running 0 s on engine 0; 1 group in reward functions, oldest (prompt 0) for 0 s"
+            " (limit 30 s per sample)"
         )
-        assert waits.beside["rollout"].sentence.startswith("rollout waits for 1 group in reward functions, the oldest")
+        assert waits.beside["rollout"].sentence.startswith("rollout waits for 1 group in reward functions, oldest")
         await asyncio.sleep(200)
         assert rollout.waiting_for(0, 2) == (
-            "4/4 samples; 2 groups in reward functions, the oldest (prompt 0) for 0 s (limit 30 s a sample)"
+            "4/4 samples; 2 groups in reward functions, oldest (prompt 0) for 0 s (limit 30 s per sample)"
         )
         await asyncio.gather(*groups)
         assert not waits.beside

@@ -146,8 +146,8 @@ async def test_what_a_lost_engine_had_in_hand_is_answered_by_others(folder: Path
         # The last question may come when the engines are full already.
         await until(lambda: (sum(standing.running for standing in engines.standings()), engines.waiting) == (16, 4))
         wait = stage.waits.beside["the judge pool"]
-        assert wait.reason().startswith("2 of 2 engines to answer 16 questions, the oldest for ")
-        assert wait.reason().endswith("; 4 more are in the queue")
+        assert wait.reason().startswith("2 of 2 engines to answer 16 questions, oldest ")
+        assert wait.reason().endswith("; 4 more in the queue")
         assert 0 < (stage.waits.left(wait) or 0) <= 60  # requestSeconds
         stage.free = True
         stage.engines[0].kill()
@@ -170,7 +170,7 @@ async def test_while_no_engine_lives_questions_wait_by_name_and_are_answered_lat
         await until(lambda: sum(standing.running for standing in engines.standings()) == 5)
         stage.problem = EngineError("no place")
         stage.engines[0].kill()
-        said = "engines: none of 1 is there; 5 more are in the queue; the last did not come up: no place"
+        said = "engines: 0 of 1 are up; 5 more in the queue; the last one failed to start: no place"
         await until(lambda: stage.waits.beside["the judge pool"].reason() == said)
         stage.problem, stage.free = None, True
         results = await scoring
@@ -188,7 +188,7 @@ async def test_without_engines_until_the_deadline_there_is_an_error_and_no_score
         async with asked(engines, more={"onError": on_error}, **limits) as pool:
             stage.problem = EngineError("no place")
             stage.engines[0].kill()
-            with pytest.raises(error, match=r"none of 1 is there.*no place"):
+            with pytest.raises(error, match=r"0 of 1 are up.*no place"):
                 await pool.score_responses(responses(2))
 
 
@@ -215,7 +215,7 @@ async def test_an_engine_that_is_not_wanted_hands_back_what_it_has_and_goes(fold
 async def test_a_run_begins_with_an_engine_or_ends_with_what_keeps_it(folder: Path, tmp_path: Path) -> None:
     stage = Stage(folder)
     stage.problem = EngineError("no place")
-    with pytest.raises(RewardWorkerError, match="no engine of the judge comes up: no place"):
+    with pytest.raises(RewardWorkerError, match="no engine of the judge starts: no place"):
         async with stage.opened(1, patience=0.1):
             pass
     with pytest.raises(JobFileError, match=r"spec\.judge\.maxContextTokens: 4096 is more than the model's context"):
@@ -228,7 +228,7 @@ async def test_a_run_begins_with_an_engine_or_ends_with_what_keeps_it(folder: Pa
 
 async def test_a_question_longer_than_the_context_has_no_score_and_others_have(folder: Path) -> None:
     async with Stage(folder).opened(1) as engines, asked(engines) as pool:
-        with pytest.raises(RewardError, match=f"sample 0.*more than the judge's context of {CONTEXT}"):
+        with pytest.raises(RewardError, match=f"sample 0.*exceed the judge's context of {CONTEXT}"):
             await pool.score_responses([Response("", "x" * CONTEXT, None, "s", 3, "stop", label="sample 0")])
         (result,) = await pool.score_responses(responses(1))
     assert result.score == pytest.approx(scores_alone(folder, 1)[0])
@@ -319,9 +319,7 @@ async def test_a_question_with_which_three_engines_are_lost_is_asked_no_more(fol
         for number in range(3):
             await until(lambda: len(stage.engines) > number and "submit" in stage.engines[number].calls)  # noqa: B023
             stage.engines[number].kill()
-        with pytest.raises(
-            UnscoredError, match=r"3 engines were lost while they had it in hand.*is gone \(killed\)"
-        ) as e:
+        with pytest.raises(UnscoredError, match=r"3 engines were lost while answering it.*is gone \(killed\)") as e:
             await scoring
         assert e.value.exit_code == RewardWorkerError.exit_code
         await until(lambda: len(stage.engines) == 4)
@@ -341,7 +339,7 @@ async def test_an_engine_that_dies_on_its_first_work_is_replaced_after_a_pause_a
         scoring = asyncio.create_task(pool.score_responses(responses(2)))
         await until(lambda: all("submit" in engine.calls for engine in stage.engines))
         stage.engines[0].kill()
-        said = "; engine judge-0 was lost before it had finished anything: engine judge-0 is gone (killed)"
+        said = "; engine judge-0 was lost before it finished any request: engine judge-0 is gone (killed)"
         await until(lambda: stage.waits.beside["the judge pool"].reason().endswith(said))
         await until(lambda: [s.name for s in engines.standings()] == ["judge-1", "judge-2"])
         # The pause goes on, and the one that is there answers.
@@ -379,7 +377,7 @@ async def test_a_budget_of_tokens_bounds_a_batch_whose_questions_all_begin_at_on
     [
         ("{% if %}", "cannot render a question"),
         ("{{ raise_exception('never') }}", r"cannot render a question \(.*never"),
-        ("Say 1.", "leaves out what a question says"),
+        ("Say 1.", "drops the content of a question"),
     ],
     ids=["it does not compile", "it always raises", "it says the same always"],
 )
@@ -393,7 +391,7 @@ async def test_a_chat_template_that_renders_no_question_is_a_mistake_of_the_job(
     assert not stage.engines
     of_the_model = made(tmp_path / "judge", template=template)
     said = (
-        "chat_template.jinja is no Jinja template"
+        "chat_template.jinja is not a Jinja template"
         if "%" in template
         else f"^spec\\.judge\\.model\\.source: .* {problem}"
     )

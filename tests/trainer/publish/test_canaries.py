@@ -227,7 +227,7 @@ async def test_when_all_stop_agreeing_the_run_ends(world: World, count: int) -> 
         world.spoil(number)
     world.resending_helps = False
     with pytest.raises(
-        EngineError, match=r"although they agreed before.*weights.canaryTolerance \(0.05\) in a job .* --resume"
+        EngineError, match=r"although they agreed before.*weights.canaryTolerance \(0.05\) in a new job .* --resume"
     ):
         await world.canaries.check()
     assert world.resent == [str(number) for number in range(count)]

@@ -92,7 +92,7 @@ def test_nor_for_those_that_die_while_the_learner_comes(tmp_path: Path) -> None:
                 engine.kill()
 
     world.happens = happens  # type: ignore[method-assign]
-    with pytest.raises(EngineError, match="3 engines in succession started and were lost"):
+    with pytest.raises(EngineError, match="3 engines in a row were lost after their start"):
         run_virtual(whole(world, tmp_path))
     assert world.run.pool.lost == ["0", "0.1", "0.2", "0.3"]
 
@@ -130,7 +130,7 @@ async def killed_in_update(world: World, name: str, folder: Path, steps: int = 2
         world.engines[name].kill()
         await asyncio.sleep(UPDATE / 2)
         assert [wait.sentence for wait in world.waits.beside.values()] == [
-            f"the successor of engine {name} waits for the learner to leave the devices that they share"
+            f"the successor of engine {name} waits for the learner to release the shared devices"
         ]
         await training
         await asyncio.sleep(10 * START)
@@ -222,8 +222,8 @@ def test_a_start_or_first_weights_under_way_are_waited_for(tmp_path: Path, secon
             if 0 < seconds < START:
                 assert wait is not None
                 assert wait.sentence == (
-                    "trainer waits for the successor of engine 0 to be through, before the learner takes the devices "
-                    "that they share"
+                    "trainer waits for the successor of engine 0 to finish, so that the learner can take the shared "
+                    "devices"
                 )
             await turn
             assert all(gpu.learner and not any(gpu.engines.values()) for gpu in world.gpus)

@@ -32,7 +32,7 @@ def test_one_that_stays_is_told_of_and_one_elsewhere_is_not_waited_for(caplog: p
         wait_until_gone(RANK, EnginePlace("another pod", process.pid), seconds=600)
         assert time.monotonic() < started + 600
         wait_until_gone(RANK, EnginePlace(own_pod(), process.pid), seconds=0.2)
-        assert f"processes [{process.pid}] of a lost engine are still there" in caplog.text
+        assert f"processes [{process.pid}] of a lost engine are still running" in caplog.text
     finally:
         process.kill()
         process.wait()

@@ -123,7 +123,7 @@ async def test_publications_that_arrive_are_no_news(world: World) -> None:
 async def test_an_engine_that_stays_at_the_former_version_gets_the_new_one(world: World) -> None:
     await world.publish(2, "1")
     (said,) = world.said
-    assert said.startswith("engine 1: after the publication of version 2 it still has the weights of version 1")
+    assert said.startswith("engine 1: after the publication of version 2, it still has the weights of version 1")
     assert (world.resent, world.pool.held, world.pool.lost) == (["1"], [], {})
     world.said.clear()
     world.resent.clear()
@@ -135,7 +135,7 @@ async def test_one_that_cannot_be_mended_is_replaced_and_named(world: World) -> 
     world.sends = lambda engine: None
     await world.publish(2, "0")
     assert list(world.pool.lost) == ["0"]
-    assert world.pool.lost["0"].endswith("the new ones were not loaded, also after a second sending")
+    assert world.pool.lost["0"].endswith("the new ones were not loaded, even after its weights were sent again")
 
 
 async def test_when_none_can_be_mended_the_sender_is_to_blame(world: World) -> None:
@@ -144,9 +144,7 @@ async def test_when_none_can_be_mended_the_sender_is_to_blame(world: World) -> N
         engine.weights["layer"] = engine.weights["layer"].flip(0)
 
     world.sends = swapped
-    with pytest.raises(
-        EngineError, match=r"layer has the same numbers in another order.*what the learner sends is not"
-    ):
+    with pytest.raises(EngineError, match=r"layer has the same values in another order.*what the learner sends is not"):
         await world.publish(2, "0", "1")
 
 
@@ -206,7 +204,7 @@ async def test_replicas_of_a_layout_that_agree_are_no_news(fused: World) -> None
 async def test_a_replica_that_differs_from_most_gets_its_weights_once_more(fused: World) -> None:
     await fused.publish(2, "0")
     (said,) = fused.said
-    assert said.startswith("engine 0: after the publication of version 2 worker 0: runtime are not as in the other")
+    assert said.startswith("engine 0: after the publication of version 2, worker 0: runtime differ from the other")
     assert (fused.resent, fused.pool.held, fused.pool.lost) == (["0"], [], {})
 
 
@@ -214,7 +212,7 @@ async def test_a_replica_that_cannot_be_mended_is_replaced(fused: World) -> None
     fused.sends = lambda engine: None
     await fused.publish(2, "1")
     assert list(fused.pool.lost) == ["1"]
-    assert "also after a second sending" in fused.pool.lost["1"]
+    assert "even after its weights were sent again" in fused.pool.lost["1"]
 
 
 async def test_where_two_replicas_differ_both_get_their_weights_once_more(fused: World) -> None:
@@ -236,4 +234,4 @@ async def test_a_replica_that_joins_with_other_weights_does_not_serve(fused: Wor
     joins.weights = model(7)
     assert not await fused.weights.admits(joins)  # type: ignore[arg-type]
     (said,) = fused.said
-    assert said == "engine 3: with version 1 worker 0: runtime are not as in the other engines: it does not serve"
+    assert said == "engine 3: with version 1, worker 0: runtime differ from the other engines: it does not serve"

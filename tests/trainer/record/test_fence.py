@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> LocalFile:
 def test_attempts_count_up_and_an_older_one_cannot_begin(file: LocalFile) -> None:
     assert [Fence.take(file).attempt for _ in range(3)] == [1, 2, 3]
     assert Fence.take(file, 7).attempt == 7
-    with pytest.raises(FencedError, match=r"attempt 7 has taken over .*; attempt 6 must not go on"):
+    with pytest.raises(FencedError, match=r"attempt 7 has taken over .*; attempt 6 must not continue"):
         Fence.take(file, 6)
 
 
@@ -47,7 +47,7 @@ async def test_an_older_attempt_neither_commits_nor_publishes(file: LocalFile, t
         begun.append(None)
 
     for may_commit in (old.check, first_then_check):
-        with pytest.raises(FencedError, match="attempt 2 has taken over; attempt 1 neither saves nor publishes"):
+        with pytest.raises(FencedError, match="attempt 2 has taken over; attempt 1 no longer saves or publishes"):
             await store.write(4, {}, save, may_commit=may_commit)
         assert latest(store, print) is None
         assert not list(tmp_path.glob("checkpoints/*"))

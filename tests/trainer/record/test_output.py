@@ -21,7 +21,7 @@ def test_a_folder_that_is_somebody_elses_is_left_alone(tmp_path: Path) -> None:
         (tmp_path / name).write_text("mine")
     before = names(tmp_path)
     for _ in range(2):
-        with pytest.raises(OutputError, match=r"is not empty \(.git, data.jsonl, job.yaml ...\) and no run has been"):
+        with pytest.raises(OutputError, match=r"is not empty \(.git, data.jsonl, job.yaml ...\) and contains no run"):
             OutputFolder(tmp_path).__enter__()
         assert names(tmp_path) == before
 
@@ -34,13 +34,13 @@ def test_a_run_into_the_current_folder_says_so(
     (tmp_path / "mine.yaml").write_text(example.read_text())
     monkeypatch.chdir(tmp_path)
     assert main(["run", "mine.yaml", "--output", place, "--resume", "never"]) == 1
-    assert "is not empty (mine.yaml) and no run has been there; give --output a new" in capsys.readouterr().err
+    assert "is not empty (mine.yaml) and contains no run; pass a new" in capsys.readouterr().err
     assert names(tmp_path) == ["mine.yaml"]
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(OutputError, match=r"run is a file; give --output a folder"):
+    with pytest.raises(OutputError, match=r"run is a file; pass a folder with --output"):
         OutputFolder(tmp_path / "run").__enter__()
     assert (tmp_path / "run").read_text() == "mine"
 

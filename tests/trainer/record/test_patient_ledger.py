@@ -65,7 +65,7 @@ async def _fill(ledger: Ledger) -> None:
 async def test_patience_ends_with_an_error_that_says_how_long_it_was(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1, patience_seconds=0.6)
     await ledger._do(lambda: ledger._connection.execute("PRAGMA max_page_count = 1"))
-    with pytest.raises(OutputError, match=r"cannot be written within 1 s: .*full"):
+    with pytest.raises(OutputError, match=r"cannot write the ledger .* within 1 s: .*full"):
         await _fill(ledger)
 
 

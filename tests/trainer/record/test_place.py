@@ -78,4 +78,4 @@ async def test_a_run_s_end_does_not_wait_for_a_store_that_hangs(caplog: pytest.L
         await _keep_quietly(store, 0.05)
     finally:
         hangs.set()
-    assert "s3://bucket/run did not take the run's last files within 0 s" in caplog.text
+    assert "s3://bucket/run did not accept the run's last files within 0 s" in caplog.text

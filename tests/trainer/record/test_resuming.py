@@ -63,7 +63,7 @@ def test_a_run_none_of_whose_checkpoints_can_be_used_does_not_begin_anew_by_itse
     for step in (1, 2):
         (folder / f"checkpoints/step-0000000{step}/driver.json").write_text("x")
     with pytest.raises(
-        CheckpointError, match=r"none of the checkpoints .* \(steps 1, 2\).* --resume never` begins an"
+        CheckpointError, match=r"none of the checkpoints .* \(steps 1, 2\).* --resume never` starts over"
     ) as caught:
         start(folder)
     assert exit_code_of(caught.value) == 66
@@ -79,8 +79,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_and_says_
     begun, told = start(tmp_path)
     assert begun == Start(None, own=False)
     assert told == [
-        f"an earlier run in {tmp_path} ended before its first checkpoint, so this one begins anew",
-        f"what an earlier run left here is now in {tmp_path / 'earlier-1'}",
+        f"an earlier run in {tmp_path} ended before its first checkpoint, so this one starts over",
+        f"moved the files of an earlier run to {tmp_path / 'earlier-1'}",
     ]
     assert start(tmp_path)[1] == []
 
@@ -92,7 +92,7 @@ def test_one_that_starts_from_another_run_s_checkpoint_does_not_begin_anew(folde
     (other / ".lock").touch()
     begun, told = start(other, restore=str(folder))
     assert begun.checkpoint is not None
-    assert not any("begins anew" in line for line in told)
+    assert not any("starts over" in line for line in told)
 
 
 @pytest.mark.parametrize("steps", [(2,), (1, 2)])

@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_field_that_no_job_may_change_is_named(folder: Path, document: dict[str, Any], named: str) -> None:
     with pytest.raises(JobFileError) as caught:
         check(folder, document)
-    said = f"holds a run of another job: {named} cannot be changed after a run has begun. Put it back"
+    said = f"holds a run of another job: {named} cannot be changed once a run has started. Set it as in"
     assert said in str(caught.value)
     assert "--resume never" in str(caught.value)
 

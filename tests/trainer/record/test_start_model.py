@@ -112,8 +112,8 @@ async def test_a_critic_that_starts_from_another_model_is_refused(tmp_path: Path
     for own in (True, False):
         with pytest.raises(CheckpointError, match=r"critic\.model, config\.json: num_attention_heads was 2 and is 4"):
             check_same(checkpoint, with_critic(other), own=own)
-        with pytest.raises(CheckpointError, match=r"critic\.model was 'a model of its own' and is 'the policy' now"):
+        with pytest.raises(CheckpointError, match=r"critic\.model was 'its own model' and is 'the policy' now"):
             check_same(checkpoint, with_critic(None), own=own)
     plain = await saved(tmp_path / "plain", with_critic(None))
-    with pytest.raises(CheckpointError, match=r"critic\.model was 'the policy' and is 'a model of its own' now"):
+    with pytest.raises(CheckpointError, match=r"critic\.model was 'the policy' and is 'its own model' now"):
         check_same(plain, with_critic(begun), own=True)

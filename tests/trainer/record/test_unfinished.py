@@ -56,7 +56,7 @@ def test_a_sample_that_training_refuses_is_left_out_to_be_made_again(tmp_path: P
     back = unfinished.read(tmp_path, versions_later=0, report=said.append)
     assert [[id.sample for id in turns] for turns in back.values()] == [[0], [1]]
     assert next(iter(back[9].values())).tokens.versions.tolist() == [2, 2, 2]
-    assert said == ["sample 3 of prompt 7 has a log-prob that no sampled token can have: it is made again"]
+    assert said == ["sample 3 of prompt 7 has a log-prob that no sampled token can have; it will be generated again"]
 
 
 def test_nothing_is_nothing_and_a_damaged_file_is_named(tmp_path: Path) -> None:

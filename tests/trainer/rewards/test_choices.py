@@ -54,9 +54,9 @@ def test_reference_answers() -> None:
     assert multiple_choice("Answer: J", "J", options=10).score == 1.0
     assert multiple_choice("nothing", "C").correct is False
     for answer in ("2", "E", "gravity", "A or B", ""):
-        with pytest.raises(ValueError, match="is no letter from A to D"):
+        with pytest.raises(ValueError, match="is not a letter from A to D"):
             multiple_choice("Answer: C", answer)
-    with pytest.raises(ValueError, match="is no number from 0 to 3"):
+    with pytest.raises(ValueError, match="is not a number from 0 to 3"):
         multiple_choice("Answer: C", "4", answer_is="index")
 
 

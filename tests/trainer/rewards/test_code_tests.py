@@ -125,14 +125,14 @@ def test_the_last_block_is_the_program() -> None:
 @pytest.mark.parametrize(
     ("reference", "problem"),
     [
-        ("assert f(1) == 2", "is no JSON"),
+        ("assert f(1) == 2", "is not JSON"),
         (["assert f(1) == 2"], "neither an object with inputs and outputs nor"),
         ({"inputs": ["1"]}, "it needs inputs and outputs"),
         ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
         ({"inputs": [], "outputs": []}, "has no tests"),
-        ({"inputs": [1], "outputs": ["1"]}, "'1' is no text, and names no function"),
-        ({"inputs": ["a"], "outputs": ["1"], "fn_name": "f"}, "test 0 of the reference answer: 'a' is no JSON"),
-        ([{"input": "[1]", "output": "1", "testtype": "functional"}], "does not name it"),
+        ({"inputs": [1], "outputs": ["1"]}, "'1' is not text and names no function"),
+        ({"inputs": ["a"], "outputs": ["1"], "fn_name": "f"}, "test 0 of the reference answer: 'a' is not JSON"),
+        ([{"input": "[1]", "output": "1", "testtype": "functional"}], "without naming it"),
         ({"inputs": ["1"], "outputs": ["1" * (2**20 + 1)]}, "expects 1048577 characters"),
     ],
 )
@@ -157,7 +157,7 @@ class Failing:
 async def test_a_sandbox_that_fails_is_asked_again_and_is_never_a_wrong_answer() -> None:
     tests = {"inputs": [""], "outputs": ["3"]}
     assert await score(Failing(3), "", tests) == 1.0  # type: ignore[arg-type]
-    with pytest.raises(RewardWorkerError, match=r"the sandbox failed 4 times in succession.*its worker was killed"):
+    with pytest.raises(RewardWorkerError, match=r"the sandbox failed 4 times in a row.*its worker was killed"):
         await score(Failing(4), "", tests)  # type: ignore[arg-type]
 
 
@@ -180,11 +180,11 @@ async def test_samples_of_a_pool_run_in_its_sandbox(mode: Any) -> None:
         assert (right.score, right.correct, right.parts) == (1.0, True, {"codeTests": 1.0})
         assert some.details == {"codeTests.passed": pytest.approx(2 / 3), "codeTests.timed_out": 0.0}
         assert broken.score == -1.0
-        assert "'none' is no JSON" in str(broken.error)
+        assert "'none' is not JSON" in str(broken.error)
         # A sandbox that is gone is no wrong answer, whatever onError says.
         pool._sandboxes["codeTests"] = Failing(9)  # type: ignore[assignment]
         with pytest.raises(RewardWorkerError, match=r"reward function 'codeTests' \(codeTests\) on a, b"):
             await pool.score_responses([sample(RIGHT, SUMS)])
     async with RewardPool(settings.model_copy(update={"on_error": "fail"}), longest_response=9) as pool:
-        with pytest.raises(RewardError, match="is no JSON"):
+        with pytest.raises(RewardError, match="is not JSON"):
             await pool.score_responses([sample("", "none")])

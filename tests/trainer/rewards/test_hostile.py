@@ -97,7 +97,7 @@ async def test_workers_killed_twice_from_outside_ask_to_try_again(tmp_path: Path
             await scoring
         assert raised.value.exit_code == 75
         message = str(raised.value)
-        for part in ("(hostile_rewards:tells_and_waits)", "sample 1", "SIGKILL", "twice in succession", "Try again"):
+        for part in ("(hostile_rewards:tells_and_waits)", "sample 1", "SIGKILL", "twice in a row", "Try again"):
             assert part in message
 
 
@@ -229,7 +229,7 @@ def is_there(pid: int) -> bool:
     ("what", "cause"),
     [
         ("close", "it closed or replaced file descriptors of its worker process"),
-        ("write", "something wrote into the pipe of its worker process"),
+        ("write", "something wrote to the pipe of its worker process"),
         ("stop", "which the function sent itself"),
         ("alarm", "ended by signal SIGALRM; this happened twice"),
     ],

@@ -49,9 +49,9 @@ def test_each_rows_own_schema() -> None:
     [
         ({}, "exactly one of params.schema and params.schemaColumn"),
         ({"schema": {"type": "integer"}, "schema_column": "form"}, "exactly one"),
-        ({"schema": {"type": "integr"}}, r"it is no JSON schema: 'integr' is not valid.*\(at type\)"),
+        ({"schema": {"type": "integr"}}, r"it is not a JSON schema: 'integr' is not valid.*\(at type\)"),
         ({"schema_column": "form"}, "the row has no column 'form'"),
-        ({"schema_column": "form", "form": "{"}, "the column 'form' holds no JSON"),
+        ({"schema_column": "form", "form": "{"}, "the column 'form' is not JSON"),
     ],
 )
 def test_what_is_no_schema(given: dict[str, Any], problem: str) -> None:

@@ -216,7 +216,7 @@ async def test_a_judge_that_is_down_is_a_named_wait_until_it_is_back() -> None:
         scoring = asyncio.create_task(opened.score_responses(responses("seven", "x")))
         await until(lambda: bool(waits.beside))
         wait = waits.beside["reward judge"]
-        assert f"reward judge waits for the judge m at http://127.0.0.1:{port}/v1, asked" in wait.sentence
+        assert f"reward judge waits for the judge m at http://127.0.0.1:{port}/v1, tried" in wait.sentence
         assert "ClientConnectorError" in wait.sentence
         left = waits.left(wait)
         assert left is not None
@@ -253,7 +253,7 @@ async def test_a_request_ends_with_its_questions_deadline() -> None:
     """Of a request that may take an hour nothing is heard after the deadline."""
     given = {"deadlineSeconds": 1, "requestSeconds": 3600}
     async with playing(hanging) as judge, pool(settings(judge.url, **given)) as opened:
-        with pytest.raises(RewardWorkerError, match=r"within 1 s .*, asked once: no answer within 1 s"):
+        with pytest.raises(RewardWorkerError, match=r"within 1 s .*, tried once: no answer within 1 s"):
             async with asyncio.timeout(60):
                 await opened.score_responses(responses("seven"))
 
@@ -261,7 +261,7 @@ async def test_a_request_ends_with_its_questions_deadline() -> None:
 async def test_a_pause_that_ends_after_the_deadline_is_not_waited_for() -> None:
     trouble = status(429, headers={"Retry-After": "600"})
     async with playing(trouble) as judge, pool(settings(judge.url, deadlineSeconds=500)) as opened:
-        with pytest.raises(RewardWorkerError, match=r"has not answered within 500 s .*, asked once: status 429"):
+        with pytest.raises(RewardWorkerError, match=r"has not answered within 500 s .*, tried once: status 429"):
             await opened.score_responses(responses("seven"))
     assert len(judge.asked) == 1
 
@@ -273,7 +273,7 @@ async def test_what_cannot_be_read_is_asked_again_and_then_an_error() -> None:
     assert result.score == 0.8
     async with playing(saying("I like it.")) as judge, pool(settings(judge.url, attempts=2)) as opened:
         with pytest.raises(
-            RewardError, match="was asked 2 times and gave no score: its last line has no numbers"
+            RewardError, match="was asked 2 times but gave no score: its last line has no numbers"
         ) as ended:
             await opened.score_responses(responses("seven"))
     assert len(judge.asked) == 2
@@ -285,7 +285,7 @@ async def test_an_answer_that_was_cut_is_not_read() -> None:
         return completion("Score: 1", finish="length")
 
     async with playing(cut) as judge, pool(settings(judge.url, attempts=1, maxTokens=3)) as opened:
-        with pytest.raises(RewardError, match="it was cut after maxTokens = 3"):
+        with pytest.raises(RewardError, match="it was cut off at maxTokens = 3"):
             await opened.score_responses(responses("seven"))
 
 
@@ -404,8 +404,8 @@ async def test_a_record_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Pat
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"mostRequests": 2}, "mostRequests = 2, of which 2 are spent"),
-        ({"mostTokens": 150}, "mostTokens = 150, of which 200"),
+        ({"mostRequests": 2}, "mostRequests = 2, 2 spent"),
+        ({"mostTokens": 150}, "mostTokens = 150, 200 spent"),
     ],
     ids=["requests", "tokens"],
 )

@@ -90,7 +90,7 @@ async def test_what_single_answers_have_earned_is_weighed_and_added_up_by_answer
     ("returned", "problem"),
     [
         ({"turn_rewards": [1.0, 2.0]}, "it returned 2 turn_rewards for an episode with 1 answers"),
-        ({"score": 1.0, "turn_rewards": "12"}, "its turn_rewards are '12' (str); give a list with a number for each"),
+        ({"score": 1.0, "turn_rewards": "12"}, "its turn_rewards are '12' (str); return a list with a number for each"),
         ({"score": 1.0, "turn_rewards": 3}, "its turn_rewards are 3 (int)"),
         ({"turn_rewards": [float("nan")]}, "it returned the score nan"),
         ({"turn_rewards": []}, "it returned a mapping without 'score'"),
@@ -182,7 +182,7 @@ async def test_a_failing_function_is_reported_with_its_sample(does: str, problem
         with pytest.raises(RewardError) as raised:
             await opened.score(group("fine", does, "fine"))
         message = str(raised.value)
-        remedy = "onError: score to give such samples errorScore, or to drop to leave their groups out, in a job"
+        remedy = "onError: score to give such samples errorScore, or to drop to skip their groups, in a new job"
         for part in ("'mine' (custom_rewards:misbehaves)", "sample 1 of prompt 5 (s, row 3)", problem, "'1+6='", does):
             assert part in message
         assert remedy in message
@@ -236,7 +236,7 @@ async def test_mathematics_that_hangs_counts_as_wrong_and_is_reported(caplog: py
 async def test_mathematics_whose_worker_was_lost_twice_is_no_wrong_answer(other: Outcome) -> None:
     """Also beside another function whose worker was lost, and where mathematics itself hung beside that."""
     lost = RewardFailure(
-        "math", "its worker process was ended by signal SIGKILL, twice in succession", ended=True, lost=True
+        "math", "its worker process was ended by signal SIGKILL, twice in a row", ended=True, lost=True
     )
     hung = RewardFailure("math", "no result within 1 s", ended=True)
     (right,) = responses(r"\boxed{7}")
@@ -309,12 +309,12 @@ async def test_the_term_that_hangs_is_named_whatever_was_called_before() -> None
     ("function", "message"),
     [
         ({"type": "custom", "function": "no_such_module:score"}, "no_such_module:score cannot be imported: Module"),
-        ({"type": "custom", "function": "no_such_module:score"}, "no_such_module must lie beside the job file"),
-        ({"type": "custom", "function": "imports_something_absent:score"}, "no_such_package must lie beside the job"),
+        ({"type": "custom", "function": "no_such_module:score"}, "no_such_module must be beside the job file"),
+        ({"type": "custom", "function": "imports_something_absent:score"}, "no_such_package must be beside the job"),
         (custom("no_such_function"), "cannot be imported: AttributeError"),
         ({"type": "custom", "function": "custom_rewards:HERE"}, "cannot be imported"),
         ({"type": "custom", "function": "sys:path"}, "sys:path is not a function"),
-        (custom("by_column", params={"bonsu": 1}), "takes no 'bonsu'; it takes bonus, level"),
+        (custom("by_column", params={"bonsu": 1}), "has no parameter 'bonsu'; its parameters are bonus, level"),
         (
             {"type": "exactMatch", "params": {"partial": "yes"}},
             """params.partial: must be true or false, not the text "yes", for 'exactMatch' (exactMatch); """
@@ -323,7 +323,7 @@ async def test_the_term_that_hangs_is_named_whatever_was_called_before() -> None
         (
             {"type": "gsm8k", "params": {"method": "lenient"}},
             """params.method: must be one of strict, flexible, not the text "lenient", for 'gsm8k' (gsm8k); """
-            "choose one of them",
+            "use one of them",
         ),
         ({"type": "gsm8k", "params": {"method": "Strict"}}, "did you mean strict?"),
         ({"type": "length", "params": {"freeTokens": 1.5}}, "params.freeTokens: must be a whole number, not 1.5"),
@@ -332,7 +332,7 @@ async def test_the_term_that_hangs_is_named_whatever_was_called_before() -> None
             {"type": "gsm8k", "params": {"formatScroe": 1.0}},
             "params: there is no parameter 'formatScroe', for 'gsm8k' (gsm8k); did you mean formatScore?",
         ),
-        ({"type": "gsm8k", "params": {"response": "72"}}, "it takes method, formatScore"),
+        ({"type": "gsm8k", "params": {"response": "72"}}, "its parameters are method, formatScore"),
         ({"type": "pattern", "pattern": "("}, "not a regular expression"),
         ({"type": "pattern", "pattern": "a{99999999999}"}, "not a regular expression"),
     ],
@@ -348,7 +348,7 @@ async def test_a_function_that_cannot_be_used_is_refused_before_the_first_sample
 
 
 def test_two_functions_need_two_names() -> None:
-    with pytest.raises(JobFileError, match=r"functions\[0\].name: 'length' is there twice"):
+    with pytest.raises(JobFileError, match=r"functions\[0\].name: 'length' appears twice"):
         RewardPool(reward({"type": "length"}, {"type": "gsm8k", "name": "length"}), longest_response=1)
 
 

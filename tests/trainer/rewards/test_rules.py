@@ -79,7 +79,7 @@ def test_references_that_math_verify_would_read_in_part_are_refused() -> None:
     assert len(series(120)) < 2000 < len(series(1000))
     assert math(r"\boxed{\frac{120}{121}}", series(120)).score == 1.0
     assert math(r"\boxed{\frac{1}{2}}", series(120)).score == 0.0
-    with pytest.raises(ValueError, match="characters, more than 2000, up to which math-verify reads the whole"):
+    with pytest.raises(ValueError, match="characters, but math-verify reads only expressions of up to 2000"):
         math(r"\boxed{\frac{1}{2}}", series(1000))
     # What is said at such length is no answer, whatever would be read of it.
     for last in (r"\frac{1}{2}", r"\frac{1}{1001000}"):
@@ -179,7 +179,7 @@ def test_mathematical_equivalence(response: str, answer: str, score: float) -> N
 
 def test_math_can_insist_on_a_box_and_refuses_an_answer_that_is_none() -> None:
     assert math("The answer is $7$.", "7", boxed_only=True).score == 0.0
-    with pytest.raises(ValueError, match="no mathematics"):
+    with pytest.raises(ValueError, match="is not mathematics"):
         math(r"\boxed{7}", "")
 
 
@@ -213,7 +213,7 @@ def test_a_reference_answer_that_cannot_be_read_in_time_is_refused_and_such_a_re
     monkeypatch.setattr(maths, "_AGAIN_SECONDS", 0.02)
     halves = "+".join([r"\frac{1}{2}"] * 160)  # read in 0.3 s at the least where 7 takes 4 ms
     with pytest.raises(
-        ValueError, match=r"^reading the reference answer '.*' takes more than 0.05 s of processor time, so that every"
+        ValueError, match=r"^reading the reference answer '.*' takes more than 0.05 s of processor time, so every"
     ):
         math(r"\boxed{500}", halves)
     with pytest.raises(TooSlowError, match=r"^reading the response takes more than"):

@@ -268,15 +268,14 @@ async def test_who_waits_for_what_is_said() -> None:
         others = [asyncio.create_task(scorers.score("m", row("a"))) for _ in range(2)]
         await until(lambda: scorers.waiting == 2)
         (wait,) = waits.beside.values()
-        assert wait.sentence.startswith("the pool waits for 1 of 1 replicas to score 1 samples, the oldest for")
-        assert wait.sentence.endswith("s; 2 more are in the queue")
+        assert wait.sentence.startswith("the pool waits for 1 of 1 replicas to score 1 samples, oldest")
+        assert wait.sentence.endswith("s; 2 more in the queue")
         assert waits.left(wait) is None
         stage.problem = RewardWorkerError("no room")
         stage.replicas[0].die()
         await until(lambda: "no room" in wait.sentence)
         assert wait.sentence == (
-            "the pool waits for replicas: none of 1 is there; 3 more are in the queue; "
-            "the last did not come up: no room"
+            "the pool waits for replicas: 0 of 1 are up; 3 more in the queue; the last one failed to start: no room"
         )
         assert waits.left(wait) is not None
         stage.problem = None
@@ -293,7 +292,7 @@ async def test_a_replica_that_does_not_come_up_is_tried_again_after_a_pause(
     monkeypatch.setattr(module, "_PAUSE_SECONDS", float("inf"))
     stage = Stage(free=True)
     stage.problem = problem
-    with pytest.raises(RewardWorkerError, match="no replica of the reward models comes up"):
+    with pytest.raises(RewardWorkerError, match="no replica of the reward models starts"):
         async with opened(stage, 1, patience=0.2):
             pass
     assert stage.tries == 1
@@ -303,8 +302,8 @@ async def test_a_replica_that_does_not_come_up_is_tried_again_after_a_pause(
     ("problem", "patience", "expected"),
     [
         (JobFileError("no head"), SECONDS, r"^no head$"),
-        (RewardWorkerError("no room"), 0.1, r"^no replica of the reward models comes up: no room; mend it$"),
-        (ValueError("of Ray"), 0.1, r"^no replica of the reward models comes up: ValueError: of Ray .*; mend it$"),
+        (RewardWorkerError("no room"), 0.1, r"^no replica of the reward models starts: no room; mend it$"),
+        (ValueError("of Ray"), 0.1, r"^no replica of the reward models starts: ValueError: of Ray .*; mend it$"),
     ],
     ids=["what is no reward model is said at once", "what may change is waited for", "what nobody thought of"],
 )

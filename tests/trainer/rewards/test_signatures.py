@@ -60,7 +60,7 @@ async def test_verls_function_may_be_async() -> None:
 
 
 async def test_a_function_has_no_more_metrics_than_a_few() -> None:
-    with pytest.raises(RewardError, match="it returned 33 numbers besides the score; at most 32 are kept"):
+    with pytest.raises(RewardError, match="it returned 33 numbers besides the score; at most 32 are allowed"):
         await scored("many_numbers", sample("a", answer="a"))
 
 
@@ -123,7 +123,7 @@ async def test_none_of_trls_leaves_the_sample_to_the_other_functions() -> None:
     ("function", "problem"),
     [
         ("two_for_one", "it returned 2 rewards for 1 completion"),
-        ("a_number", r"it returned 1.0 \(float\); a function that takes completions returns a list"),
+        ("a_number", r"it returned 1.0 \(float\); a function that takes completions must return a list"),
     ],
 )
 async def test_what_no_function_of_trls_returns(function: str, problem: str) -> None:
@@ -134,10 +134,10 @@ async def test_what_no_function_of_trls_returns(function: str, problem: str) -> 
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        ("mixed", r"takes response \(this trainer's\) and completions \(TRL's\), so that it is not clear"),
+        ("mixed", r"takes response \(this trainer's\) and completions \(TRL's\), so its calling"),
         ("whole_batch", "verl's signature for whole batches"),
-        ("token_lengths", "needs completion_ids, which is token ids, and reward functions get texts here"),
-        ("by_a_model", "needs reward_router_address, which is of a reward model, and none is served here"),
+        ("token_lengths", "needs completion_ids, which is token ids, but reward functions get text here"),
+        ("by_a_model", "needs reward_router_address, which is of a reward model, but none is served here"),
     ],
 )
 async def test_what_cannot_be_called_is_refused_when_workers_start(function: str, problem: str) -> None:

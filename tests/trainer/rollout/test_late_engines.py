@@ -26,7 +26,7 @@ from rljob_trainer.rollout.handle import RayEngine
             EngineActor.ready, r"did not start within 0\.01 s: .*raise deadlines\.startSeconds", id="at the start"
         ),
         pytest.param(
-            EngineLoop.submit, r"did not take its requests within 0\.01 s: it hangs in a step", id="fixed time"
+            EngineLoop.submit, r"did not accept its requests within 0\.01 s: it hangs in a step", id="fixed time"
         ),
         pytest.param(
             EngineLoop.status, r"did not answer status within 0\.01 s: it hangs in a step", id="a call like any other"

@@ -21,4 +21,4 @@ def test_an_engine_that_ran_out_of_memory_is_lost_and_says_why() -> None:
     lost = [line for line in done.stdout.splitlines() if line.startswith("lost: ")]
     assert len(lost) == 2
     for line in lost:
-        assert re.search(r"engine 0 is gone \(out of memory, \S+B of \S+B were in use: Ray ended its process", line)
+        assert re.search(r"engine 0 is gone \(out of memory, \S+B of \S+B were in use: Ray killed its process", line)

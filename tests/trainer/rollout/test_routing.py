@@ -59,5 +59,5 @@ def test_what_was_sampled_where_nothing_was_told() -> None:
 
 
 def test_choices_that_are_missing_are_noticed() -> None:
-    with pytest.raises(EngineError, match=r"of the 6 tokens .* the experts of 5"):
+    with pytest.raises(EngineError, match=r"the experts of 5 tokens .* but computed 6"):
         with_experts(asked(4), made(3), experts(5))

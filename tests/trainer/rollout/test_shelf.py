@@ -89,7 +89,7 @@ def test_without_room_responses_stay_in_memory_and_the_log_says_so_once(
             shelf.keep(one)
     assert all(same(one, result(1000, seed)) for seed, one in enumerate(kept))
     assert [record.message for record in caplog.records] == [
-        f"responses stay in the driver's memory: {tmp_path} cannot hold them ([Errno 27] File too large)"
+        f"responses stay in the driver's memory: cannot store them in {tmp_path} ([Errno 27] File too large)"
     ]
 
 

@@ -166,7 +166,7 @@ def test_an_adapter_to_another_base_is_refused(
     with torch.no_grad():
         llama.model.norm.weight[0] -= 1e-3
     other = Fsdp2().start(LearnerSettings(tmp_path, lora=LORA))
-    with pytest.raises(EngineError, match=r"belongs to the base [0-9a-f]{12}, and the engine has read [0-9a-f]{12}"):
+    with pytest.raises(EngineError, match=r"belongs to the base [0-9a-f]{12}, but the engine has read [0-9a-f]{12}"):
         publish(other, engine, 6)
     assert engine.manifest is None
     publish(rank, engine, 7)

@@ -115,7 +115,7 @@ def test_a_gpu_without_batch_invariant_kernels_is_named_when_the_engine_starts(
             monkeypatch.setenv(name, os.environ.get(name, ""))  # as it was, afterwards
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     had = ".".join(map(str, capability))
-    with pytest.raises(EngineError, match=rf"^vLLM engine: deterministic: true .* 8\.0 \(A100\).* has {had}: choose"):
+    with pytest.raises(EngineError, match=rf"^vLLM engine: deterministic: true .* 8\.0 \(A100\).* has {had}: use"):
         VLLMEngine(llama_folder, device="cuda")
 
 

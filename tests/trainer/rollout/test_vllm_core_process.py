@@ -216,7 +216,7 @@ def assert_ends_with_its_core(loop: EngineLoop, *, busy: bool) -> None:
     with ThreadPoolExecutor(1) as waiting:
         ended = waiting.submit(loop.wait_until_ended)
         core.send_signal(signal.SIGKILL)
-        with pytest.raises(EngineError, match=rf"engine 3 failed.*process \({core.pid}\) ended unasked"):
+        with pytest.raises(EngineError, match=rf"engine 3 failed.*process \({core.pid}\) ended unexpectedly"):
             ended.result(SECONDS)
     with pytest.raises(EngineError, match="engine 3 failed"):
         loop.status()
@@ -253,7 +253,7 @@ def test_what_is_asked_of_a_core_after_its_end_is_refused_too() -> None:
     assert "4711" in str(told.get(timeout=SECONDS))
     for number in range(3):
         client.utility_results[number] = answer = Future[None]()
-        with pytest.raises(EngineError, match="ended unasked"):
+        with pytest.raises(EngineError, match="ended unexpectedly"):
             answer.result(SECONDS)
     answered.set()
     core.close()
@@ -283,7 +283,7 @@ def test_an_end_that_vllm_notices_first_has_its_reason_too(monkeypatch: pytest.M
     monkeypatch.setattr(vllm_core, "_END_SECONDS", SECONDS)
     ending = threading.Timer(0.1, core.close)
     ending.start()
-    with pytest.raises(EngineError, match=r"process \(4712\) ended unasked"):
+    with pytest.raises(EngineError, match=r"process \(4712\) ended unexpectedly"):
         core.step()
     ending.join()
     os.close(life)

@@ -82,7 +82,7 @@ def test_routing_on_a_cpu_refuses_the_second_runner_and_on_a_gpu_the_first() -> 
     _, second = runners()
     with pytest.raises(EngineError, match=r"remove VLLM_USE_V2_MODEL_RUNNER from rollout\.env"):
         RoutingCapture(object.__new__(second))
-    with pytest.raises(EngineError, match=r"second model runner, and VLLM_USE_V2_MODEL_RUNNER is 0"):
+    with pytest.raises(EngineError, match=r"second model runner, but VLLM_USE_V2_MODEL_RUNNER is 0"):
         environment({"VLLM_USE_V2_MODEL_RUNNER": "0"}, on_cpu=False, start_seconds=60, tells_experts=True)
 
 

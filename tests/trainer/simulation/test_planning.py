@@ -109,9 +109,9 @@ def test_recorded_groups_stay_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("exponential:no", "write exponential:MEAN"),
-        ("lognormal:100", "write exponential:MEAN"),
-        ("exponential:-4", "write exponential:MEAN"),
+        ("exponential:no", "use exponential:MEAN"),
+        ("lognormal:100", "use exponential:MEAN"),
+        ("exponential:-4", "use exponential:MEAN"),
         ("there/is/none.txt", "No such file"),
     ],
 )
@@ -154,7 +154,7 @@ def test_runs_that_do_not_tell_are_refused(tmp_path: Path) -> None:
         measure(run_folder_with(tmp_path / "overlapping", "oneStepOff", 8))
     with pytest.raises(DataError, match="fewer than 4 steps"):
         measure(run_folder_with(tmp_path / "short", "sync", 3))
-    with pytest.raises(DataError, match="no run's output folder"):
+    with pytest.raises(DataError, match="is not the output folder of a run"):
         measure(tmp_path)
 
 

@@ -74,5 +74,5 @@ def test_a_store_that_is_not_there_is_tried_again(object_store, monkeypatch: pyt
 
 
 def test_an_unknown_kind_of_store_is_an_error_of_ours() -> None:
-    with pytest.raises(BucketError, match=r"xyz://bucket: cannot be listed: .*Protocol not known"):
+    with pytest.raises(BucketError, match=r"xyz://bucket: cannot list objects: .*Protocol not known"):
         ObjectBucket("xyz://bucket").files()

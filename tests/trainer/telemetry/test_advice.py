@@ -42,7 +42,7 @@ def test_engines_with_nothing_to_do_give_their_devices_to_the_trainer() -> None:
     # A quarter of four engines' time is one engine; five ranks instead of four are 1.25 times as fast.
     said = advice("oneStepOff", waiting(0.02, 0.25), colocated=False)
     assert said is not None
-    assert "The trainer is the bottleneck: engines have nothing to do 25 % of the time." in said
+    assert "The trainer is the bottleneck: engines are idle 25 % of the time." in said
     assert "rollout.replicas: 3 instead of 4" in said
     assert "1.25 times" in said
 

@@ -60,5 +60,5 @@ def test_many_engines_are_counted_and_names_are_escaped() -> None:
 
 def test_a_file_that_is_no_timeline_is_named(tmp_path: Path) -> None:
     (tmp_path / "timeline.json").write_text(json.dumps({"events": []}))
-    with pytest.raises(DataError, match="is no timeline"):
+    with pytest.raises(DataError, match="is not a timeline"):
         last_steps(tmp_path / "timeline.json")

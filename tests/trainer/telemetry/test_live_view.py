@@ -33,7 +33,7 @@ METRICS = {
     "throughput/tokens_per_second": 14_567.0,
     "validation/mean": 0.75,
 }
-DOING = "trainer waits for 12/32 samples; oldest running 4 s on engine 0 (4 s so far, an error in 59 min)"
+DOING = "trainer waits for 12/32 samples; oldest running 4 s on engine 0 (4 s so far, times out in 59 min)"
 SHARES = {"generate": 0.6, "update": 0.3, "other": 0.1}
 
 
@@ -114,11 +114,11 @@ def test_a_job_without_an_end_shows_no_bar() -> None:
 
 def test_shares_and_engines_are_those_of_the_moment_also_between_two_steps() -> None:
     view = running_view()
-    view.show(Present("the trainer works: advantage for 2 s", ["engine 0 waits for prompts"], {"update": 0.8}))
+    view.show(Present("the trainer is working: advantage for 2 s", ["engine 0 waits for prompts"], {"update": 0.8}))
     text = "\n".join(shown(view, 100))
     assert "update 80 %" in text
     assert "generate" not in text
-    assert "the trainer works: advantage for 2 s" in text
+    assert "the trainer is working: advantage for 2 s" in text
     assert "engine 0 waits for prompts" in text
 
 

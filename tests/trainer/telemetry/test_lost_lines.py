@@ -21,10 +21,10 @@ def steps_of(path: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("text", "kept", "said"),
     [
-        (line(1) + line(2), [1, 2], "has lost the lines of 2 of the 4 steps that the checkpoint goes on from (3, 4)"),
-        (line(1) + line(4), [1, 4], "has lost the lines of 2 of the 4 steps that the checkpoint goes on from (2, 3)"),
+        (line(1) + line(2), [1, 2], "has lost the lines of 2 of the 4 steps before the checkpoint (3, 4)"),
+        (line(1) + line(4), [1, 4], "has lost the lines of 2 of the 4 steps before the checkpoint (2, 3)"),
         (line(1) + '{"step": 2, "re\n' + line(3) + line(4) + line(5), [1, 3, 4], "lines of 1 of the 4 steps"),
-        ("", [], "has lost the lines of 4 of the 4 steps that the checkpoint goes on from (1, 2, 3, 4)"),
+        ("", [], "has lost the lines of 4 of the 4 steps before the checkpoint (1, 2, 3, 4)"),
     ],
     ids=["at the end", "in the middle", "torn", "all"],
 )

@@ -93,7 +93,7 @@ def test_it_shows_every_curve_the_run_has(page: Page) -> None:
         "Value loss",
         "Trainer against engine",
         "Learning rate",
-        "Ages in the whole run",
+        "Ages over the whole run",
         "Throughput",
         "Stages of a step",
     ]
@@ -173,7 +173,7 @@ def test_a_run_that_was_killed_has_a_report_too(make_run: MakeRun) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 31, "rew')
     page = Page(write_report(folder))
-    assert "30 steps so far: the run has not written a summary" in page.text
+    assert "30 steps so far: there is no summary yet" in page.text
     assert "Where the time went" in page.text  # from the metrics
 
 
@@ -190,7 +190,7 @@ def test_metrics_alone_are_enough(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds neither metrics.jsonl nor summary.json"):
+    with pytest.raises(DataError, match=r"has neither metrics.jsonl nor summary.json"):
         write_report(tmp_path)
 
 

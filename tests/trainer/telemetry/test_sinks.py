@@ -170,7 +170,7 @@ sink.close()
 """
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
-    assert done.stderr.count("(File too large); metrics.jsonl goes on") == 1
+    assert done.stderr.count("(File too large); metrics.jsonl continues") == 1
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
@@ -308,4 +308,4 @@ def test_a_tracker_that_is_lost_is_reported_once_and_the_run_goes_on(
         sink.step(step, {"reward/mean": 1.0})
     sink.close()
     assert len(told) == 1
-    assert "the run goes on" in told[0]
+    assert "the run continues" in told[0]

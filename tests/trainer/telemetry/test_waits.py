@@ -20,9 +20,9 @@ def test_what_the_run_waits_for_is_not_hidden_by_what_others_wait_for() -> None:
     with waits.wait("trainer", "samples"), waits.wait("engine 3", "weights"):
         assert waits.latest is not None
         assert waits.latest.sentence == "trainer waits for samples"
-        with waits.wait("engine 3", "the learner to meet"), waits.wait("rollout", "reward functions"):
+        with waits.wait("engine 3", "the learner to connect"), waits.wait("rollout", "reward functions"):
             said = {who: wait.reason() for who, wait in waits.beside.items()}
-        assert said == {"engine 3": "the learner to meet", "rollout": "reward functions"}
+        assert said == {"engine 3": "the learner to connect", "rollout": "reward functions"}
     assert waits.latest is None
     assert waits.beside == {}
 

@@ -19,8 +19,8 @@ def moved(by: int) -> np.ndarray:
 
 
 def test_a_shift_is_named_with_its_direction() -> None:
-    assert "one place later" in shifted(STREAM, moved(1), MASK, OFFSETS)
-    assert "one place earlier" in shifted(STREAM, moved(-1), MASK, OFFSETS)
+    assert "one position later" in shifted(STREAM, moved(1), MASK, OFFSETS)
+    assert "one position earlier" in shifted(STREAM, moved(-1), MASK, OFFSETS)
 
 
 def test_noise_is_no_shift() -> None:

@@ -587,7 +587,7 @@ def test_another_job_s_checkpoint_leaves_the_correction_that_this_job_names(
     assert not bypass.correcting
     assert bypass.algorithm.rollout_correction.mode == "bypass"
     assert caplog.messages == [
-        "algorithm.rolloutCorrection is not that of the checkpoint's job: it begins as this job has it"
+        "algorithm.rolloutCorrection differs from the checkpoint's job: it restarts with this job's settings"
     ]
     alike, _ = step_of(spec_of(kl=NO_KL), folder)
     alike.load_state_dict(before.state_dict(), own=False)
@@ -743,7 +743,7 @@ async def test_a_reference_that_scores_no_number_is_named_and_not_the_reward(
     spoil(learner, "ref_log_probs", value)
     with pytest.raises(
         LearnerError,
-        match=r"^step 7: the log-prob of response token \d of sample 3 of prompt 2 is (nan|-inf) by the reference",
+        match=r"^step 7: the log-prob of response token \d of sample 3 of prompt 2 is (nan|-inf) from the reference",
     ):
         await step.run(groups_of(SCORES), number=7, version=0)
     assert learner.updates == []
@@ -752,18 +752,18 @@ async def test_a_reference_that_scores_no_number_is_named_and_not_the_reward(
 @pytest.mark.parametrize(
     ("stream", "algorithm", "named"),
     [
-        ("log_probs", {"kl": NO_KL, "rolloutCorrection": {"mode": "decoupled"}}, "log-prob .* by the policy"),
-        ("values", {"preset": "ppo"}, "value .* by the critic"),
-        ("final_values", {"preset": "ppo", "truncated": {"bootstrap": True}}, "value after .* by the critic"),
+        ("log_probs", {"kl": NO_KL, "rolloutCorrection": {"mode": "decoupled"}}, "log-prob .* from the policy"),
+        ("values", {"preset": "ppo"}, "value .* from the critic"),
+        ("final_values", {"preset": "ppo", "truncated": {"bootstrap": True}}, "value after .* from the critic"),
         (
             "vocabulary_kl",
             {"kl": {"inReward": {"kind": "full", "coefficient": 0.1}}},
-            "KL over the vocabulary .* by the policy or the reference",
+            "KL over the vocabulary .* from the policy or the reference",
         ),
         (
             "sum_squared_probs",
             {"kl": NO_KL, "advantage": {"estimator": "optimal_token_baseline"}},
-            "sum of squared probabilities .* by the policy",
+            "sum of squared probabilities .* from the policy",
         ),
     ],
 )

@@ -47,12 +47,12 @@ def test_an_engine_takes_what_belongs_to_its_model() -> None:
     [
         (
             lambda tensors: tensors | dict(described(8, OTHER)),
-            f"base {OTHER[:12]}, and the engine has read {FIRST[:12]} from its",
+            f"base {OTHER[:12]}, but the engine has read {FIRST[:12]} from its",
         ),
         (lambda tensors: {name: tensors[name] for name in tensors if name != ALPHA}, f"it has no {ALPHA}"),
-        (lambda tensors: {name: tensors[name] for name in (ALPHA, BASE)}, "two matrices a layer"),
-        (lambda tensors: tensors | {"model.norm.weight": torch.ones(3)}, "two matrices a layer"),
-        (lambda tensors: {name: tensors[name] for name in tensors if "lora_B" not in name}, "two matrices a layer"),
+        (lambda tensors: {name: tensors[name] for name in (ALPHA, BASE)}, "two matrices per layer"),
+        (lambda tensors: tensors | {"model.norm.weight": torch.ones(3)}, "two matrices per layer"),
+        (lambda tensors: {name: tensors[name] for name in tensors if "lora_B" not in name}, "two matrices per layer"),
     ],
     ids=["base", "alpha", "nothing", "a model", "half"],
 )

@@ -80,7 +80,7 @@ def test_each_part_of_a_publication_is_a_wait_of_whoever_it_is_for() -> None:
         publication = WeightPublication(Ranks(), pool, bucket_bytes=1, seconds=300, waits=waits)
         coming = asyncio.create_task(publication.bring_up(engine))
         await asyncio.sleep(50)
-        assert waits.beside["engine 3"].sentence == "engine 3 waits for engine 3 and the learner to meet"
+        assert waits.beside["engine 3"].sentence == "engine 3 waits for engine 3 and the learner to connect"
         await asyncio.sleep(200)
         wait = waits.beside["engine 3"]
         assert wait.sentence == "engine 3 waits for engine 3 to load version 0 from the learner"
@@ -127,7 +127,7 @@ def test_a_publication_waits_for_successors_of_the_last_engine_but_not_for_ever(
         publishing = asyncio.create_task(publication.publish(1))
         await asyncio.sleep(110)
         assert waits.latest is not None
-        assert waits.latest.sentence == "trainer waits for an engine to take version 1: all are lost"
+        assert waits.latest.sentence == "trainer waits for an engine to take version 1: all engines are lost"
         if sound_from is None:
             with pytest.raises(EngineError, match="no engine is left to take version 1"):
                 await publishing
@@ -167,4 +167,4 @@ async def test_where_devices_cannot_be_shared_weights_go_by_broadcast_and_that_i
     await pool.close()
     (said,) = [record.getMessage() for record in caplog.records if "handed over" in record.getMessage()]
     assert "invalid device context" in said
-    assert "they go by gloo, through host memory" in said
+    assert "they are sent by gloo through host memory" in said

@@ -27,7 +27,7 @@ def test_all_members_are_told_the_variable_and_both_values(monkeypatch: pytest.M
     # Of another pod, which says so by itself.
     there = module.dist.PrefixStore("weights/1", reach_store(link.address))
     there.set("here/2", "{}")
-    said = r"NCCL_IB_DISABLE is 1 for the learner and is not set for engine 1: .*trainer\.env and rollout\.env"
+    said = r"NCCL_IB_DISABLE is 1 for the learner but is not set for engine 1: .*trainer\.env and rollout\.env"
     with ThreadPoolExecutor(1) as other:
         joins = other.submit(WeightGroup, link, 1, timeout=DEADLINE)
         with pytest.raises(EngineError, match=rf"^weights: {said}"):
@@ -53,8 +53,8 @@ def test_gloo_does_not_care(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, {}, None),
         ({"NCCL_SOCKET_IFNAME": "eth0"}, {"NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": "INFO"}, None),
         ({"NCCL_P2P_DISABLE": "0"}, {"NCCL_P2P_DISABLE": ""}, None),
-        ({"NCCL_CUMEM_ENABLE": "0"}, {}, "NCCL_CUMEM_ENABLE is 0 for a and is not set for b"),
-        ({"NCCL_NET": "IB"}, {"NCCL_NET": "AWS Libfabric"}, "NCCL_NET is IB for a and is AWS Libfabric for b"),
+        ({"NCCL_CUMEM_ENABLE": "0"}, {}, "NCCL_CUMEM_ENABLE is 0 for a but is not set for b"),
+        ({"NCCL_NET": "IB"}, {"NCCL_NET": "AWS Libfabric"}, "NCCL_NET is IB for a but is AWS Libfabric for b"),
     ],
 )
 def test_what_may_differ_from_host_to_host_may(

@@ -37,7 +37,7 @@ def test_what_only_one_has_is_a_difference_but_for_a_tied_matrix() -> None:
     assert differing(whole, tied) == differing(tied, whole) == []
     assert differing(tied, whole | {"lm_head.weight": whole["b"]}) == ["lm_head.weight"]
     assert cause_of(whole, less, {}, ({}, {})) == "it has no b"
-    assert cause_of(less, whole, {}, ({}, {})) == "nobody has sent it b"
+    assert cause_of(less, whole, {}, ({}, {})) == "it never received b"
 
 
 def test_weights_of_an_earlier_version_are_recognised() -> None:
@@ -55,13 +55,13 @@ def test_one_matrix_that_was_not_loaded_is_recognised() -> None:
 def test_matrices_that_changed_places_are_named_both() -> None:
     ours = model()
     theirs = ours | {"a": ours["b"], "b": ours["a"]}
-    assert told(ours, theirs, {}) == "a holds what belongs into b; b holds what belongs into a"
+    assert told(ours, theirs, {}) == "a contains the values of b; b contains the values of a"
 
 
 def test_rows_that_changed_places_are_told_from_other_numbers() -> None:
     ours = model()
     theirs = ours | {"a": ours["a"].flip(0), "c": ours["c"] + 1}
-    assert told(ours, theirs, {}) == "a has the same numbers in another order; c has other numbers"
+    assert told(ours, theirs, {}) == "a has the same values in another order; c has different values"
 
 
 def test_fingerprints_are_compared_within_a_layout_only() -> None:

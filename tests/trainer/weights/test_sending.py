@@ -203,11 +203,11 @@ def test_a_corrupted_byte_is_noticed_and_the_receiver_named(processes: Callable[
     good, bad = meeting.members
     good.tell(do="receive", version=1, timeout=20)
     bad.tell(do="receive", version=1, timeout=20, corrupt=True)
-    with pytest.raises(EngineError, match=r"engine 1: EngineError: .*other bytes than were sent, in 1 of 7 tensors: "):
+    with pytest.raises(EngineError, match=r"engine 1: EngineError: .*different bytes than were sent, in 1 of 7"):
         meeting.send(1).result(30)
     assert "fingerprint" in good.hear()
-    assert "engine 1 received other bytes" in bad.hear()["message"]
-    with pytest.raises(EngineError, match="nobody is connected"):
+    assert "engine 1 received different bytes" in bad.hear()["message"]
+    with pytest.raises(EngineError, match="no engine is connected"):
         meeting.send(2).result(30)
 
 
@@ -300,7 +300,7 @@ def test_a_late_receiver_is_waited_for_until_the_deadline_and_then_named(
 def test_an_engine_that_never_joins_is_named() -> None:
     publisher = Publisher(BUCKET, "127.0.0.1")
     with pytest.raises(
-        DeadlineError, match=r"engine 7 did not join weight group 1 within 0\.\d+ s: see the log .*progressSeconds"
+        DeadlineError, match=r"engine 7 did not join weight group 1 within 0\.\d+ s: see the .*progressSeconds"
     ):
         publisher.connect(WeightLink(publisher.address, 1, ("the learner", "engine 7")), timeout=0.3)
 
@@ -308,7 +308,7 @@ def test_an_engine_that_never_joins_is_named() -> None:
 def test_an_engine_that_waits_in_vain_says_for_whom_and_what_to_do() -> None:
     publisher = Publisher(BUCKET, "127.0.0.1")
     link = WeightLink(publisher.address, 1, ("the learner", "engine 7"))
-    with pytest.raises(DeadlineError, match=r"engine 7 waited 0\.\d+ s for the other members .*the learner is busy"):
+    with pytest.raises(DeadlineError, match=r"engine 7 waited 0\.\d+ s in vain for .*the learner is busy"):
         WeightGroup(link, 1, timeout=0.3)
     with pytest.raises(
         DeadlineError, match=r"engine 7 could not reach the learner at 127\.0\.0\.1:1 within 1 s: .*firewall"

@@ -32,5 +32,5 @@ def test_parts_that_are_the_whole_are_put_together() -> None:
     ids=["one is missing", "they overlap", "of a larger tensor"],
 )
 def test_what_nobody_holds_is_not_made_up(shards: list[Shard], numbers: int) -> None:
-    with pytest.raises(LearnerError, match=f"parts of w have {numbers} numbers, a tensor of shape"):
+    with pytest.raises(LearnerError, match=f"parts of w have {numbers} elements, but a tensor of shape"):
         inventory(shards)

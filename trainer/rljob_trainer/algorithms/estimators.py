@@ -133,7 +133,7 @@ class AdvantageEstimator(Method[AdvantageOutput]):
         if inputs.rewards is None and inputs.scores is None:
             raise ValueError("an advantage needs `rewards` or `scores`, but this batch has neither")
         if inputs.final_values is not None and inputs.truncated is None:
-            raise ValueError("`final_values` bootstrap truncated responses: give `truncated` too")
+            raise ValueError("`final_values` bootstrap truncated responses: pass `truncated` too")
         given = (inputs.scores, None if inputs.rewards is None else inputs.token_rewards)
         if not all(bool(stream.sum().isfinite()) for stream in given if stream is not None):
             refuse_non_finite("reward", inputs.sequence_rewards)
@@ -155,8 +155,8 @@ def _refuse_nan(what: str, stream: Tensor | None, inputs: AdvantageInputs) -> No
         token = int(bad.nonzero()[0])
         row, position = inputs.segments.place_of(token)
         raise NotFiniteError(
-            f"the {what} of sample {row} of this batch: {float(stream[token])} at its response token {position} is no "
-            "number to weigh a baseline with; look at the model that scored this sample",
+            f"the {what} of sample {row} of this batch: {float(stream[token])} at its response token {position} cannot "
+            "weight a baseline; check the model that scored this sample",
             row,
         )
 
@@ -170,8 +170,8 @@ def refuse_non_finite(what: str, values: Tensor) -> None:
         rows = bad.nonzero().flatten().tolist()
         first = values[rows[0]].tolist()
         raise NotFiniteError(
-            f"the {what} of sample {rows[0]} of this batch: {first} is no finite number (samples affected: "
-            f"{_shortened(rows)}); look at what the reward function or the critic gave for this sample",
+            f"the {what} of sample {rows[0]} of this batch: {first} is not finite (samples affected: "
+            f"{_shortened(rows)}); check what the reward function or the critic returned for this sample",
             rows[0],
         )
 

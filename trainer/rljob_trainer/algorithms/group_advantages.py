@@ -83,7 +83,7 @@ def maxrl(inputs: AdvantageInputs, *, epsilon: float = 1e-6) -> AdvantageOutput:
         row = int((rewards < 0).nonzero()[0])
         raise UnfitRewardError(
             f"maxrl divides by a group's mean reward and needs rewards >= 0, but sample {row} of this batch has "
-            f"{float(rewards[row]):g}: give wrong answers 0 instead of a penalty, or choose another estimator",
+            f"{float(rewards[row]):g}: give wrong answers 0 instead of a penalty, or use another estimator",
             row,
         )
     groups = inputs.grouping

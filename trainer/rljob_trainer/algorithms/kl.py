@@ -137,7 +137,7 @@ def _refuse_non_finite(kl: Tensor, log_probs: Mapping[str, Tensor], segments: Se
     causes = [model for model, stream in log_probs.items() if not bool(stream[token].isfinite())]
     raise NotFiniteError(
         f"the KL of sample {row} of this batch: {float(kl[token]):g} at its response token {position}, whose log-prob "
-        f"is {told}, is no finite number to take off a reward; look at the "
+        f"is {told}, is not finite, so it cannot be subtracted from a reward; check the "
         f"{' and the '.join(causes or log_probs)} that scored this sample",
         row,
     )

@@ -66,7 +66,7 @@ class Registry(Mapping[str, M]):
         try:
             return self._methods[name]
         except KeyError:
-            raise ValueError(f"there is no {self.kind} {name!r}; choose one of: {', '.join(self)}") from None
+            raise ValueError(f"there is no {self.kind} {name!r}; use one of: {', '.join(self)}") from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._methods

@@ -54,7 +54,7 @@ class Rejection:
         if self.statistic == "k1" and not 0 <= self.lower < self.high:
             raise ValueError(f"the bounds of a rejection must be 0 <= low < high, but are {self.lower} and {self.high}")
         if self.statistic != "k1" and self.low is not None:
-            raise ValueError(f"{self.statistic} is never negative and has no lower bound: leave `low` out")
+            raise ValueError(f"{self.statistic} is never negative and has no lower bound: remove `low`")
 
     @property
     def lower(self) -> float:

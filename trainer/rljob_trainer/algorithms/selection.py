@@ -69,5 +69,5 @@ def resampling_weights(scores: Tensor, kind: str, power: float = 2.0) -> Tensor:
     elif kind == "maxRandom":
         weights = torch.where(scores == scores.max(), 0.4, 0.1).double()
     else:
-        raise ValueError(f"there is no resampling {kind!r}; choose one of: pow, maxMin, maxRandom")
+        raise ValueError(f"there is no resampling {kind!r}; use one of: pow, maxMin, maxRandom")
     return weights if bool((weights > 0).any()) else torch.ones_like(weights)

@@ -32,7 +32,7 @@ class Weights:
 
     def __post_init__(self) -> None:
         if self.level not in ("token", "sequence"):
-            raise ValueError(f"weights are of level token or sequence, not {self.level}")
+            raise ValueError(f"the level of weights must be token or sequence, not {self.level}")
         if self.high <= 0 or (self.low is not None and not 0 <= self.low < self.high):
             raise ValueError(f"the bounds of weights must be 0 <= low < high, but are {self.low} and {self.high}")
 

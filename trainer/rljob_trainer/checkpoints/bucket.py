@@ -89,7 +89,7 @@ class BucketCheckpoints:
             await asyncio.to_thread(_remove_quietly, target)
             if isinstance(error, OSError):
                 raise UnsavedError(
-                    f"cannot write the driver's part of the checkpoint of step {step} into {self._scratch}: "
+                    f"cannot write the driver's part of the checkpoint of step {step} to {self._scratch}: "
                     f"{error.strerror or error}. Free some space; earlier checkpoints are untouched."
                 ) from error
             raise
@@ -116,7 +116,7 @@ class BucketCheckpoints:
     def open(self, step: int) -> Checkpoint:
         names = [name for name in self._whole(self.bucket.files()) if _step(name) == step]
         if not names:
-            raise CheckpointError(f"{self.bucket} has no whole checkpoint of step {step}.")
+            raise CheckpointError(f"{self.bucket} has no complete checkpoint of step {step}.")
         return open_address(self.bucket.below(names[-1]), self._scratch)
 
     def clean(self) -> None:
@@ -167,7 +167,7 @@ def open_address(target: ObjectBucket, scratch: Path) -> Checkpoint:
     """Verifies the checkpoint at an address. Raises ``CheckpointError`` naming the object that is wrong."""
     text = target.read(MANIFEST)
     if text is None:
-        raise CheckpointError(f"{target} is not a whole checkpoint: it has no {MANIFEST}.")
+        raise CheckpointError(f"{target} is not a complete checkpoint: it has no {MANIFEST}.")
     step, listed = verified_manifest(text, target.address)
     found = target.files()
     for name, (size, tag) in listed.items():

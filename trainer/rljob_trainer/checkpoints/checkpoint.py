@@ -43,18 +43,18 @@ def driver_state(files: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads((files / DRIVER).read_text())
         if not isinstance(state, dict):
-            raise ValueError(f"a {type(state).__name__} where a map should be")
+            raise ValueError(f"expected a map, not a {type(state).__name__}")
     except OSError as error:
         raise unreadable(files / DRIVER, error) from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{files / DRIVER} holds no state of a run: {error}") from error
+        raise CheckpointError(f"{files / DRIVER} is not the state of a run: {error}") from error
     return state
 
 
 def unreadable(file: Path, error: OSError) -> UnreadableError:
     return UnreadableError(
-        f"{file} cannot be read: {error.strerror or error}. Its checkpoint may be whole, so none before it is used. "
-        "Mend the permissions or the storage and start again (or, to go without this checkpoint, move its folder away)."
+        f"{file} cannot be read: {error.strerror or error}. Its checkpoint may be intact, so no earlier one is used. "
+        "Fix the permissions or the storage and start again (or, to skip this checkpoint, move its folder away)."
     )
 
 
@@ -120,7 +120,7 @@ def latest(checkpoints: Checkpoints, report: Report) -> Checkpoint | None:
         except (BucketError, OtherFormatError, UnreadableError):
             raise
         except CheckpointError as error:
-            report(f"{error} {'Trying the checkpoint before it.' if left else 'There is no checkpoint before it.'}")
+            report(f"{error} {'Trying the previous checkpoint.' if left else 'There is no earlier checkpoint.'}")
     return None
 
 
@@ -130,8 +130,8 @@ def verified_manifest(text: str | bytes, place: str) -> tuple[int, dict[str, lis
         manifest = json.loads(text)
         if (found := manifest["format"]) != FORMAT:
             raise OtherFormatError(
-                f"checkpoint {place} has format {found}; this version of rljob reads {FORMAT}. Go on with the version "
-                "that wrote it, or give another output folder to a run with this one."
+                f"checkpoint {place} has format {found}; this version of rljob reads {FORMAT}. Continue with the "
+                "version that wrote it, or use another output folder with this one."
             )
         listed = {str(name): [size, digest] for name, (size, digest) in dict(manifest["files"]).items()}
         step = int(manifest["step"])

@@ -28,12 +28,12 @@ def find_checkpoint(place: str | Path, scratch: Path, report: Report, step: int 
         checkpoints = _at(where, scratch)
         if steps := checkpoints.steps():
             if step is not None and step not in steps:
-                raise CheckpointError(f"{where} has no checkpoint of step {step}; it has those of steps {steps}")
+                raise CheckpointError(f"{where} has no checkpoint of step {step}; it has checkpoints of steps {steps}")
             found = latest(checkpoints, report) if step is None else checkpoints.open(step)
             if found is None:
-                raise CheckpointError(f"no checkpoint in {where} is whole; it has those of steps {steps}")
+                raise CheckpointError(f"no checkpoint in {where} is intact; it has checkpoints of steps {steps}")
             return found
-    raise CheckpointError(f"{place} holds no whole checkpoint; is it a checkpoint, or the output folder of a run?")
+    raise CheckpointError(f"{place} has no complete checkpoint; pass a checkpoint or the output folder of a run")
 
 
 def holds_checkpoints(place: str | Path) -> bool:

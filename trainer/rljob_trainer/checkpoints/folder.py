@@ -84,7 +84,7 @@ class FolderCheckpoints:
             self._failed.append(writing)
             if isinstance(error, OSError):
                 raise UnsavedError(
-                    f"cannot write the checkpoint of step {step} into {self.folder}: {error.strerror or error}. "
+                    f"cannot write the checkpoint of step {step} to {self.folder}: {error.strerror or error}. "
                     "Free some space or choose another folder; earlier checkpoints are untouched."
                 ) from error
             raise
@@ -120,7 +120,7 @@ class FolderCheckpoints:
             return [str(p.rename(self.folder / f"aside-{n}-{p.name}")) for n, p in enumerate(later, number)]
         except OSError as error:
             raise UnsavedError(
-                f"{error.filename} cannot be set aside: {error.strerror or error}. Move what is later than step {step} "
+                f"cannot set aside {error.filename}: {error.strerror or error}. Move the checkpoints after step {step} "
                 f"out of {self.folder}, or make it writable"
             ) from error
 
@@ -149,7 +149,7 @@ class FolderCheckpoints:
             try:
                 path.rename(removed)
             except OSError as error:
-                _log.warning("%s cannot be removed: %s; it stays, and takes its room", path, error.strerror or error)
+                _log.warning("cannot remove %s: %s; it stays and takes up space", path, error.strerror or error)
                 continue
             shutil.rmtree(removed, ignore_errors=True)
             if removed.exists():  # somebody reads in it, over NFS; tried again later
@@ -166,7 +166,7 @@ def open_folder(path: Path) -> Checkpoint:
         try:
             text = file.read_bytes()
         except FileNotFoundError:
-            raise CheckpointError(f"{path} is not a whole checkpoint: it has no {MANIFEST}.") from None
+            raise CheckpointError(f"{path} is not a complete checkpoint: it has no {MANIFEST}.") from None
         except _NOT_THERE as error:
             raise CheckpointError(f"checkpoint {path} has an unreadable {MANIFEST}: {error}.") from error
         step, listed = verified_manifest(text, str(path))

@@ -1,7 +1,7 @@
-"""Trains a job on the Ray cluster that this process was submitted to: what the operator starts on the head pod.
+"""Trains a job on the Ray cluster that this process was submitted to. The operator starts it on the head pod.
 
-The job file is the one that the operator mounts; its pvc:// locations lie under /mnt/rljob. State is kept in
-<checkpoint.uri>/<namespace>/<name>-<uid>, from which the next attempt goes on. Ends with 75 when suspended.
+The job file is the one that the operator mounts; its pvc:// locations are under /mnt/rljob. State is kept in
+<checkpoint.uri>/<namespace>/<name>-<uid>, where the next attempt resumes. Exits with 75 when suspended.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ FAREWELL_SECONDS = 15.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="job file, as the operator mounts it")
-    parser.add_argument("--attempt", type=int, required=True, metavar="N", help="number of this attempt, from 1 on")
+    parser.add_argument("--attempt", type=int, required=True, metavar="N", help="number of this attempt, starting at 1")
     parser.add_argument(
         "--generation",
         type=int,
         required=True,
         metavar="G",
-        help="generation that the file has to have, at least",
+        help="minimum generation of the job file",
     )
     parser.add_argument("--token-file", type=Path, required=True, metavar="FILE", help="token of the HTTP interface")
-    parser.add_argument("--mirror-log", type=Path, metavar="PATH", help="where log lines are written besides")
+    parser.add_argument("--mirror-log", type=Path, metavar="PATH", help="also write log lines to this file")
     parser.add_argument("--host", default="0.0.0.0", help="address to serve on (default: all)")
     parser.add_argument("--port", type=int, default=DRIVER_PORT, help=f"port to serve on (default: {DRIVER_PORT})")
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path(cluster.STORAGE_FOLDER),
         metavar="DIR",
-        help=f"where claims are mounted (default: {cluster.STORAGE_FOLDER})",
+        help=f"folder where claims are mounted (default: {cluster.STORAGE_FOLDER})",
     )
 
 

@@ -1,7 +1,7 @@
-"""Runs the validation of a job on a model: the job's own, another one, or what a run has trained.
+"""Runs a job's validation on a model: the job's own, another one, or one that a run has trained.
 
-Prints one line per data source; --json prints all metrics as one object. Another model comes with its own tokenizer:
-model.revision and model.tokenizer of the job are left out then, and can be given with --set.
+Prints one line per data source; --json prints all metrics as one object. With --model, the job's model.revision and
+model.tokenizer are ignored, because the other model has its own tokenizer; set them with --set if needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="MODEL", help="a Hugging Face folder, hub id or s3:// address instead of the job's model"
     )
     which.add_argument(
-        "--run", metavar="DIR", help="output folder of a run or address of its state, or one of its checkpoints"
+        "--run", metavar="DIR", help="output folder of a run, address of its state, or one of its checkpoints"
     )
     parser.add_argument(
         "--step", type=int, metavar="N", help="with --run: the checkpoint of step N (default: the newest)"
@@ -58,7 +58,7 @@ def job_to_evaluate(args: argparse.Namespace) -> tuple[ResolvedJob, Path]:
         args.set = [*_in_place_of_the_jobs(args.model), *args.set]
     job, base = read_job(args)
     if not job.spec.data.validation:
-        raise JobFileError(f"{args.file} has no spec.data.validation; say there what to evaluate on")
+        raise JobFileError(f"{args.file} has no spec.data.validation; add the data to evaluate on")
     return job, base
 
 

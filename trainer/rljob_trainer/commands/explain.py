@@ -1,9 +1,9 @@
-"""Says what a field of the job file means: description, type, default, bounds, and when it may be changed.
+"""Describes a field of the job file: meaning, type, default, bounds, and when it may be changed.
 
 Examples:
   rljob explain                             the whole document
-  rljob explain pipeline.staleness          a section (spec. may be left out)
-  rljob explain learningRate                a field, wherever it is; if there are several, where they are
+    rljob explain pipeline.staleness          a section (spec. can be omitted)
+    rljob explain learningRate                a field by its name; lists the paths if there are several
   rljob explain --recursive rollout         all fields below it
   rljob explain algorithm.presets           the presets
   rljob explain algorithm.presets.dapo      what a preset fills in
@@ -35,7 +35,7 @@ _METHODS: Mapping[str, Mapping[Any, MethodSpec]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", nargs="?", default="", help="path of a field, for example trainer.optimizer")
-    parser.add_argument("--recursive", "-r", action="store_true", help="list all fields below it")
+    parser.add_argument("--recursive", "-r", action="store_true", help="list all fields below the path")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +71,7 @@ def _below_the_top(name: str) -> list[str]:
 
 
 def _list_of(places: list[str]) -> Iterator[str]:
-    yield f"There are {len(places)} of that name:"
+    yield f"There are {len(places)} fields with that name:"
     for path in places:
         node = schema.find(path.split("."))
         assert node is not None
@@ -82,13 +82,13 @@ def _list_of(places: list[str]) -> Iterator[str]:
 def _unknown(parents: list[str], wrong: str, parent: Node) -> str:
     where = ".".join(parents) or KIND
     if not parent.fields:
-        return f"rljob explain: {where} has no fields, so there is no {wrong!r} in it"
+        return f"rljob explain: {where} has no fields, so it has no {wrong!r}"
     if close := did_you_mean(wrong, parent.fields):
         hint = f"did you mean {close}?"
     elif places := places_of(wrong, f"{where}.{wrong}"):
         hint = f"did you mean {' or '.join(places[:2])}?"
     elif values := [path for path, node in schema.walk() if wrong in node.choices and ".pod." not in path]:
-        hint = f"it is a value of {' and of '.join(values[:3])}"
+        hint = f"it is a value of {' and '.join(values[:3])}"
     else:
         hint = f"its fields are {', '.join(parent.fields)}"
     return f"rljob explain: {where} has no field {wrong!r}; {hint}"
@@ -134,7 +134,7 @@ def _facts(node: Node, path: str) -> Iterator[tuple[str, str]]:
         yield "DEFAULT", _yaml(node.default)
     if path.startswith("spec"):
         mixed = any(below.change != node.change for below in _below(node))
-        yield "CHANGE", node.change.sentence + (", but for fields that say otherwise" if mixed else "")
+        yield "CHANGE", node.change.sentence + (", except fields that say otherwise" if mixed else "")
 
 
 def _below(node: Node) -> Iterator[Node]:
@@ -185,7 +185,7 @@ def _reward_functions() -> Iterator[str]:
     for name in types.choices:
         rule = built_in(name)
         # A pattern has a field of its own.
-        yield f"  {name}: {described(rule.function, leave_out=('pattern',)) if rule else 'what your function takes'}"
+        yield f"  {name}: {described(rule.function, leave_out=('pattern',)) if rule else 'those of your function'}"
         if rule:
             yield from _wrapped(prose(rule.function), "    ")
 
@@ -198,8 +198,8 @@ def _presets(rest: list[str]) -> int:
     preset = next((preset for key, preset in PRESETS.items() if key == name), None)
     if preset is None or len(rest) > 1:
         close = did_you_mean(name, PRESETS)
-        hint = f"did you mean {close}?" if close and close != name else f"there are {', '.join(PRESETS)}"
-        print(f"rljob explain: there is no preset {'.'.join(rest)!r}; {hint}", file=sys.stderr)
+        hint = f"did you mean {close}?" if close and close != name else f"use one of {', '.join(PRESETS)}"
+        print(f"rljob explain: unknown preset {'.'.join(rest)!r}; {hint}", file=sys.stderr)
         return UNKNOWN
     print("\n".join(_preset_page(name, preset)))
     return 0

@@ -24,11 +24,11 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OVERLAY",
         type=Path,
         nargs="*",
-        help="files with fields that differ, laid over the job in order: maps are merged, null removes a field, "
-        "lists and values replace",
+        help="files with fields to override, applied to the job in order: maps are merged, null removes a field, "
+        "lists and values are replaced",
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="change a field of the job; may be repeated"
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="override a field of the job (repeatable)"
     )
 
 
@@ -65,5 +65,5 @@ def _one_job(args: argparse.Namespace) -> RLJob:
     except OSError as problem:
         raise JobFileError(f"{problem.filename} cannot be read ({problem.strerror}); check the path") from None
     if len(jobs) != 1:
-        raise JobFileError(f"{args.file} holds {len(jobs)} jobs; put the one to be run into a file of its own")
+        raise JobFileError(f"{args.file} contains {len(jobs)} jobs; put the one to run into its own file")
     return jobs[0]

@@ -34,22 +34,27 @@ _LEAST = 1 << 30
 
 def add_memory_arguments(parser: argparse.ArgumentParser) -> None:
     """--memory and what goes with it."""
-    parser.add_argument("--memory", action="store_true", help="what each GPU holds, and whether it fits; no times")
+    parser.add_argument(
+        "--memory", action="store_true", help="predict the memory of each GPU and whether it fits, instead of times"
+    )
     parser.add_argument(
         "--gpu-memory",
         type=_gpu_memory,
         metavar="SIZE",
-        help="--memory: of each GPU, as 80Gi, or as a product's name (H100-80GB-HBM3). Default: by the pools' "
-        "nodeSelector, nvidia.com/gpu.memory or nvidia.com/gpu.product",
+        help="--memory: memory of each GPU, as a size (80Gi) or a product name (H100-80GB-HBM3). Default: from the "
+        "pools' nodeSelector (nvidia.com/gpu.memory or nvidia.com/gpu.product)",
     )
     parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="--memory: folder with the model's config.json. Default: by the job"
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="--memory: folder with the model's config.json. Default: the job's model",
     )
     parser.add_argument(
         "--critic-model",
         type=Path,
         metavar="DIR",
-        help="--memory: folder with the config.json of algorithm.critic.model. Default: by the job",
+        help="--memory: folder with the config.json of algorithm.critic.model. Default: the job's critic",
     )
 
 
@@ -57,11 +62,11 @@ def _gpu_memory(text: str) -> int:
     size = product_memory(text) or bytes_of(text)
     if not size:
         raise argparse.ArgumentTypeError(
-            f"{text} is neither a size like 80Gi nor a product that is known here: {', '.join(known_products())}"
+            f"{text} is neither a size like 80Gi nor one of the known products: {', '.join(known_products())}"
         )
     if size < _LEAST:
-        unit = f": {text}Gi, perhaps?" if text.isdecimal() else ""
-        raise argparse.ArgumentTypeError(f"{text} is less than a GiB, which no GPU has{unit}")
+        unit = f"; did you mean {text}Gi?" if text.isdecimal() else ""
+        raise argparse.ArgumentTypeError(f"{text} is less than 1 GiB{unit}")
     return size
 
 
@@ -75,13 +80,13 @@ def planned(
     found = _of_folder(model) if model is not None else described(job, base)
     if found is None and job.spec.model.random is not None:
         raise JobFileError(
-            f"spec.model.random: memory is known of the families {', '.join(FAMILIES)}, with a vocabulary that the "
-            "job says; give a folder with such a model's config.json with --model DIR"
+            f"spec.model.random: memory can be predicted only for the families {', '.join(FAMILIES)}, and only if the "
+            "job sets the vocabulary; pass a folder with the model's config.json with --model DIR"
         )
     if found is None:
         raise JobFileError(
-            f"spec.model: no {_CONFIG} of {_name(job)} is on this machine, and it is no model that is known by name; "
-            "give the folder that has one with --model DIR"
+            f"spec.model: {_name(job)} has no {_CONFIG} on this machine and is not a model known by name; pass a "
+            "folder that has one with --model DIR"
         )
     shape, origin = found
     critic_shape = _of_critic(job, base, critic)
@@ -98,14 +103,14 @@ def _of_critic(job: ResolvedJob, base: Path, folder: Path | None) -> ModelShape 
     critic = job.spec.algorithm.critic
     if critic is None or critic.model is None:
         if folder is not None:
-            raise JobFileError("--critic-model: the job's critic starts from the policy (algorithm.critic.model)")
+            raise JobFileError("--critic-model: the job has no algorithm.critic.model; remove the option")
         return None
     own = critic.model
     found = _of_folder(folder) if folder is not None else _of_source(own.source, own.revision, base)
     if found is None:
         raise JobFileError(
-            f"spec.algorithm.critic.model: no {_CONFIG} of {own.source} is on this machine, and it is no model that is "
-            "known by name; give the folder that has one with --critic-model DIR"
+            f"spec.algorithm.critic.model: {own.source} has no {_CONFIG} on this machine and is not a model known by "
+            "name; pass a folder that has one with --critic-model DIR"
         )
     return found[0]
 
@@ -138,7 +143,7 @@ def _of_folder(folder: Path) -> tuple[ModelShape, str]:
     try:
         return ModelShape.from_config(config), str(file)
     except UnknownShapeError as problem:
-        raise JobFileError(f"{file}: {problem}; its memory cannot be told beforehand") from None
+        raise JobFileError(f"{file}: {problem}; its memory cannot be predicted") from None
 
 
 def _name(job: ResolvedJob) -> str:
@@ -194,10 +199,10 @@ def as_text(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
     layout += f" x context {inputs.context_ranks}" if inputs.context_ranks > 1 else ""
     layout += f" x tensor {inputs.tensor_ranks}" if inputs.tensor_ranks > 1 else ""
     adapter = inputs.adapter
-    trained = "" if adapter is None else f"; trained are {adapter.parameters(inputs.shape):,} beside them"
+    trained = "" if adapter is None else f"; adapter with {adapter.parameters(inputs.shape):,} trained parameters"
     critic = "" if inputs.critic_shape is None else f"; critic {_critic_name(job)}: {inputs.critic_shape.parameters:,}"
     head = (
-        f"{_name(job)}: {inputs.shape.parameters:,} parameters (known by {origin}){trained}{critic}; {layout}\n"
+        f"{_name(job)}: {inputs.shape.parameters:,} parameters (from {origin}){trained}{critic}; {layout}\n"
         f"largest row: {row.tokens} tokens ({_counted(row.groups, 'prompt')} of {row.prompt}, "
         f"{_counted(row.samples, 'response')} of {row.response})"
     )
@@ -214,7 +219,7 @@ def _table(devices: tuple[MemoryHolder, ...]) -> Iterator[str]:
     shown = gib if large else _mib
     lines = [
         [
-            "GiB, at the fullest" if large else "MiB, at the fullest",
+            "peak memory, GiB" if large else "peak memory, MiB",
             *(f"{device.name} x{device.count}" for device in devices),
         ]
     ]
@@ -222,8 +227,8 @@ def _table(devices: tuple[MemoryHolder, ...]) -> Iterator[str]:
     for part in parts.ORDER:
         if any(part in peak.parts for peak in peaks):
             lines.append([part, *(shown(peak.parts[part]) if part in peak.parts else "" for peak in peaks)])
-    lines.append(["together", *(shown(peak.total) for peak in peaks)])
-    lines.append(["there is", *("?" if d.capacity is None else shown(d.capacity) for d in devices)])
+    lines.append(["total", *(shown(peak.total) for peak in peaks)])
+    lines.append(["available", *("?" if d.capacity is None else shown(d.capacity) for d in devices)])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
         padded = zip(line, widths, strict=True)
@@ -242,15 +247,15 @@ def _verdicts(plan: MemoryPlan) -> Iterator[str]:
     for device in plan.devices:
         if device.missing:
             change = plan.remedies.get(device.name)
-            remedy = f"To make it fit: {change}" if change else "No change that is known here makes it fit."
-            yield f"{device.name}: {gib(device.missing)} GiB do not fit. {remedy}"
+            remedy = f"To make it fit: {change}" if change else "No known change makes it fit."
+            yield f"{device.name}: {gib(device.missing)} GiB too much. {remedy}"
         elif parts.KV_CACHE in device.peak.parts or device.capacity is None:
             continue  # an engine takes what it is told to take
         elif device.peak.total > 0.9 * device.capacity:
-            yield f"{device.name}: fits with less than a tenth to spare, which gaps between tensors may take."
+            yield f"{device.name}: fits, but less than 10 % is free, which fragmentation may use up."
     if not plan.fits:
         return
     if len(unknown) < len(plan.devices):
-        yield "It fits" + (f", as far as is known (not: {', '.join(unknown)})." if unknown else ".")
+        yield "It fits" + (f", except for memory of unknown size ({', '.join(unknown)})." if unknown else ".")
     else:
-        yield "How much there is is not known: --gpu-memory 80Gi, or a nodeSelector and memory limits in the job."
+        yield "The available memory is unknown: pass --gpu-memory 80Gi, or set a nodeSelector and memory limits."

@@ -40,8 +40,8 @@ def mounted_job(file: Path, generation: int, storage: Path, *, patience: float =
             break
         if time.monotonic() > deadline:
             raise DeadlineError(
-                f"{file} still has generation {found} after {patience:.0f} s, and {generation} was asked for; is the "
-                "ConfigMap mounted with subPath, so that it is never updated?"
+                f"{file} still has generation {found} after {patience:.0f} s, but generation {generation} is required; "
+                "check that the ConfigMap is not mounted with subPath, which prevents updates"
             )
         time.sleep(1.0)
     for place in locations(document.get("spec", {}), (*READ, *STATE)):
@@ -57,7 +57,7 @@ def mounted_job(file: Path, generation: int, storage: Path, *, patience: float =
 def options_of(job: ResolvedJob, args: argparse.Namespace, listening: Listening) -> RunOptions:
     """How `rljob drive` runs the job. Raises ``JobFileError`` outside of a Ray cluster."""
     if "RAY_ADDRESS" not in os.environ:
-        raise JobFileError("rljob drive runs as a job of a Ray cluster, which sets RAY_ADDRESS; else use rljob run")
+        raise JobFileError("rljob drive must run as a Ray job (RAY_ADDRESS is not set); use rljob run instead")
     places = on_cluster(job)
     return RunOptions(
         output=places.output,
@@ -79,9 +79,9 @@ def _read(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise JobFileError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise JobFileError(f"{file} is not the JSON that the operator writes: {error}") from error
+        raise JobFileError(f"{file} is not valid JSON written by the operator: {error}") from error
     if not isinstance(document, dict):
-        raise JobFileError(f"{file} is not the JSON that the operator writes: it holds no object")
+        raise JobFileError(f"{file} is not JSON written by the operator: it is not an object")
     return document
 
 

@@ -1,14 +1,14 @@
-"""Predicts step time, waits, ages and device-hours of a job, for its own pools and for other splits; or its memory.
+"""Predicts a job's step time, idle time, sample age and device-hours for its own and other pool sizes, or its memory.
 
-The real schedule and loop run in virtual time with simulated engines and trainer. A plan needs compute times, either
-measured by a sync run (--measured) or given: how long the job's own engines generate one batch with nothing else to
-do (--generation), and how long its ranks train on one (--training). Prefill, rewards and validation are left out.
+The real schedule and loop run in virtual time with simulated engines and trainer. A plan needs timings: either from a
+sync run (--measured), or how long the job's engines take to generate one batch with nothing else to do (--generation)
+and how long its ranks take to train on one (--training). Prefill, rewards and validation are not included.
 
   rljob plan job.yaml --measured runs/a-few-steps-of-sync
   rljob plan job.yaml --generation 180 --training 113 --lengths exponential:3000
 
-With --memory it computes what each GPU holds at its fullest instead, part by part, from the job and the model's shape,
-and names a change that makes fit what does not.
+With --memory it predicts the peak memory of each GPU instead, part by part, from the job and the model's shape. If
+something does not fit, it suggests a change that makes it fit.
 
   rljob plan job.yaml --memory --gpu-memory 80Gi
 """
@@ -32,21 +32,25 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
-    parser.add_argument("--measured", metavar="DIR", type=Path, help="output folder of a sync run with its times")
-    parser.add_argument("--generation", type=_seconds, metavar="S", help="seconds to generate one batch, alone")
-    parser.add_argument("--training", type=_seconds, metavar="S", help="seconds to train on one batch, alone")
-    parser.add_argument("--publication", type=_seconds, metavar="S", help="seconds engines stand still for weights")
+    parser.add_argument("--measured", metavar="DIR", type=Path, help="output folder of a sync run to take timings from")
+    parser.add_argument(
+        "--generation", type=_seconds, metavar="S", help="seconds to generate one batch with nothing else running"
+    )
+    parser.add_argument(
+        "--training", type=_seconds, metavar="S", help="seconds to train on one batch with nothing else running"
+    )
+    parser.add_argument("--publication", type=_seconds, metavar="S", help="seconds that engines pause for new weights")
     parser.add_argument(
         "--lengths",
         metavar="WHAT",
-        help="response lengths: exponential:MEAN, lognormal:MEDIAN,SIGMA, a file with one length a line, or a run's "
-        "output folder (default: that of --measured, else exponential with a tenth of maxResponseTokens)",
+        help="response lengths: exponential:MEAN, lognormal:MEDIAN,SIGMA, a file with one length per line, or a run's "
+        "output folder (default: the run of --measured, else exponential with a mean of maxResponseTokens / 10)",
     )
     parser.add_argument(
         "--saturation",
         type=_seconds,
         metavar="N",
-        help="running sequences with which an engine's decoding step takes twice as long as with none (default: 256)",
+        help="running sequences at which an engine's decoding step takes twice as long as with none (default: 256)",
     )
     parser.add_argument("--steps", type=int, default=40, metavar="N", help="steps to simulate (default: 40)")
     add_memory_arguments(parser)
@@ -65,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from rljob_trainer.simulation.planning import DEFAULT_SATURATION, PlannedSeconds, Planner, calibrated, plan
 
     if args.steps < 4:
-        raise JobFileError(f"--steps {args.steps} is too few to see more than the beginning; write 4 or more")
+        raise JobFileError(f"--steps {args.steps} covers only the start-up; use 4 or more")
     limit, n = job.spec.rollout.max_response_tokens, job.spec.batch.samples_per_prompt
     lengths: LengthDistribution = Exponential(max(1.0, limit / 10), limit)
     measured_job = job
@@ -75,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.generation is not None and args.training is not None:
         seconds = PlannedSeconds(args.generation, args.training, args.publication or 0.0)
     else:
-        raise JobFileError("how fast are the pools? Give --measured DIR, or --generation S and --training S")
+        raise JobFileError("plan needs timings: pass --measured DIR, or --generation S and --training S")
     if args.lengths is not None:
         lengths = parse_lengths(args.lengths, limit=limit, n=n)
     speeds = calibrated(measured_job, lengths, seconds, args.saturation or DEFAULT_SATURATION)
@@ -116,8 +120,8 @@ def _as_text(rows: list[PlanRow], lengths: LengthDistribution, groups: int) -> s
     )
     return (
         f"responses: {lengths.describe()}; a step trains {groups} prompt groups\n\n{table}\n\n{verdict}\n"
-        "pools: rollout devices : trainer devices. limit: what the slower stage takes alone. age: versions, mean of\n"
-        "the oldest tokens. partial: groups made by more than one version. hours: device-hours per 100 steps."
+        "pools: rollout devices : trainer devices. limit: time of the slower stage alone. age: versions, mean of the\n"
+        "oldest tokens. partial: groups made by more than one version. hours: device-hours per 100 steps."
     )
 
 

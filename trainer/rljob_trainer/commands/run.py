@@ -1,9 +1,9 @@
-"""Trains a job on this machine: a local Ray, no Kubernetes.
+"""Trains a job on this machine with a local Ray, without Kubernetes.
 
 The output folder holds the resolved job, metrics.jsonl, summary.json, report.html, samples and checkpoints. (If
-checkpoint.uri is a bucket the checkpoints are there, with copies of the rest.) The same command continues a run that
-was stopped or killed. Ctrl-C, SIGTERM or a closed terminal (but for nohup) leaves a checkpoint, once a step is done,
-and ends within ten seconds; a second Ctrl-C ends at once.
+checkpoint.uri is a bucket, the checkpoints are there, with copies of the rest.) To continue a run that was stopped or
+killed, run the same command again. On Ctrl-C, SIGTERM or a closed terminal (except with nohup), the run writes a
+checkpoint if a step has been completed, and exits within ten seconds; a second Ctrl-C exits at once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", "-o", metavar="DIR", type=Path, help="output folder (default: checkpoint.uri or runs/<job's name>)"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="stop after N steps (a later run goes on)")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop after N steps (a later run continues)")
     parser.add_argument(
         "--resume",
         default="auto",
         metavar="auto|never|PATH",
-        help="auto (default): continue what the output folder holds; never: start anew, what is there is set aside; "
-        "PATH: start from that checkpoint or the last one of that run (s3://... too)",
+        help="auto (default): continue the run in the output folder; never: start over and set the old run aside; "
+        "PATH: start from this checkpoint, or from the last one of this run (also s3://...)",
     )
     parser.add_argument(
         "--status-port",
@@ -44,20 +44,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve status and metrics on this port of the loopback device (`rljob status http://127.0.0.1:PORT`)",
     )
     parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="with --status-port: calls need its token, and may command"
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="with --status-port: calls need this token and may send commands",
     )
-    parser.add_argument("--plain", action="store_true", help="one line a step, also on a terminal")
+    parser.add_argument("--plain", action="store_true", help="print one line per step, even on a terminal")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.steps is not None and args.steps < 1:
-        raise JobFileError(f"--steps {args.steps}: a run has at least 1 step")
+        raise JobFileError(f"--steps {args.steps} is too small; use 1 or more")
     if args.status_port is not None and not 0 <= args.status_port <= 65535:
-        raise JobFileError(f"--status-port {args.status_port}: a port is 0 (any that is free) to 65535")
+        raise JobFileError(f"--status-port {args.status_port} is not a port; use 0 (any free port) to 65535")
     if not args.resume:
-        raise JobFileError("--resume is empty: give auto, never, or the place of a checkpoint or a run")
+        raise JobFileError("--resume is empty; pass auto, never, or the path of a checkpoint or a run")
     if args.token_file is not None and args.status_port is None:
-        raise JobFileError("--token-file: nothing is served without --status-port")
+        raise JobFileError("--token-file has no effect without --status-port; add it, or remove --token-file")
     job, base = _job(args)
     print(f"{job.metadata.name}: valid; loading PyTorch and Ray", flush=True)  # which takes seconds
     import asyncio

@@ -1,6 +1,6 @@
-"""Says what a run waits for at this moment, and where its last ten minutes went.
+"""Shows what a run is waiting for now, and where its last ten minutes went.
 
-A run is named by its output folder, or by the address of its status service (`rljob run --status-port`, `rljob drive`).
+Pass the run's output folder, or the address of its status service (`rljob run --status-port`, `rljob drive`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NoStatusError(RLJobError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="DIR|URL", help="output folder, or address such as http://127.0.0.1:8470")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="token of the status service")
-    parser.add_argument("--json", action="store_true", help="print everything that is known, as JSON")
+    parser.add_argument("--json", action="store_true", help="print the whole status as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))
         raise NoStatusError(
-            f"what {where if remote else Path(where) / run_folder.STATUS} says is not the status of a run "
-            f"({f'{field}: ' if field else ''}{first['msg']}): it is cut off, or was written by something else; a run "
-            "that goes on writes it anew every few seconds"
+            f"{where if remote else Path(where) / run_folder.STATUS} is not the status of a run "
+            f"({f'{field}: ' if field else ''}{first['msg']}): it is truncated or was written by another program; an "
+            "active run rewrites it every few seconds"
         ) from error
     if args.json:
         json.dump(status.model_dump(mode="json", by_alias=True, exclude_none=True), sys.stdout, indent=1)
@@ -62,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _onwards(status: DriverStatus, folder: Path) -> str:
     """What the same command does after the run's process has gone. The status may be older than the last checkpoint."""
-    # In a folder of somebody else's is what the run started from.
+    # A folder other than the run's own is what the run started from.
     in_a_bucket = status.checkpoint is not None and "://" in status.checkpoint.uri
     saved = in_a_bucket or holds_checkpoints(folder)
-    return "continues the run" if saved else "begins anew: there is no checkpoint"
+    return "continues the run" if saved else "starts over, because there is no checkpoint"
 
 
 def lines(status: DriverStatus, now: datetime, *, gone: str | None = None) -> Iterator[str]:
@@ -78,16 +78,16 @@ def lines(status: DriverStatus, now: datetime, *, gone: str | None = None) -> It
     if status.rewards.mean is not None:
         facts.append(f"reward {status.rewards.mean:.3f}")
     if status.ages is not None:
-        facts.append(f"age at most {status.ages.max} of {status.ages.bound}")
+        facts.append(f"maximum age {status.ages.max} of {status.ages.bound}")
     if left is not None and status.end is None and not gone:
         facts.append(f"{duration(left)} left")
     yield ", ".join(facts)
     age = (now - status.time).total_seconds()
     if gone:
-        yield f"the run's process is gone: it was killed, or its machine stopped; the same command {gone}"
-        yield f"its last words, {duration(age)} ago: {status.doing}"
+        yield f"the run's process is gone: it was killed, or its machine went down; the same command {gone}"
+        yield f"its last status, {duration(age)} ago: {status.doing}"
     elif status.end is None and age > _LATE_SECONDS:
-        yield f"the last sign of life is {duration(age)} old: the run was killed, or its machine is overloaded"
+        yield f"the last status is {duration(age)} old: the run was killed, or its machine is overloaded"
     if not gone:
         yield status.doing
     if status.end is None and not gone:
@@ -103,9 +103,9 @@ def lines(status: DriverStatus, now: datetime, *, gone: str | None = None) -> It
     if status.throughput is not None:
         yield f"engines without a request: {percent(status.throughput.rollout_idle)} of the time"
     if status.mismatch:
-        yield f"engines and trainer are too far apart: {status.mismatch}"
+        yield f"the log-probs of engines and trainer differ too much: {status.mismatch}"
     if status.unsaved:
-        yield f"the newest checkpoint is missing: {status.unsaved}"
+        yield f"the newest checkpoint could not be written: {status.unsaved}"
     if status.advice:
         yield f"advice: {status.advice}"
     if status.checkpoint is not None:
@@ -128,7 +128,7 @@ def _from_folder(folder: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise NoStatusError(
-            f"{folder / run_folder.STATUS} cannot be read ({reason}); is {folder} the output folder of a run?"
+            f"{folder / run_folder.STATUS} cannot be read ({reason}); check that {folder} is the output folder of a run"
         ) from error
 
 
@@ -142,13 +142,13 @@ def _from_service(address: str, token_file: Path | None) -> str:
         try:
             token = token_file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise NoStatusError(f"the token cannot be read from {token_file}: {error}; check --token-file") from error
+            raise NoStatusError(f"cannot read the token from {token_file}: {error}; check --token-file") from error
         request.add_header("Authorization", f"Bearer {token}")
     try:
         with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
             return str(answer.read(_LARGEST_ANSWER).decode())
     except urllib.error.HTTPError as error:
-        hint = "; give --token-file" if error.code == 401 else ""
+        hint = "; pass --token-file" if error.code == 401 else ""
         raise NoStatusError(f"{address} answers {error.code} {error.reason}{hint}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise NoStatusError(f"{address} does not answer ({error}); does the run still go on?") from error
+        raise NoStatusError(f"{address} does not answer ({error}); check that the run is still active") from error

@@ -1,17 +1,16 @@
-"""Says everything that is wrong with a job file, without starting anything.
+"""Lists every mistake in a job file without starting anything.
 
-Each line reads `path: what is wrong; what to do`. Of a valid job that may still surprise, lines that begin with `note:`
-say where and how. The exit code is 0 when the job is valid, else 64, as that of a run that refuses it.
-Files and data that a job names are looked at too, unless --schema-only is given; relative paths start at the job file.
-Where rljob is installed without its extra trainer that can't be done, which is said; the exit code is that of the rest.
-That is done also when the job file itself has mistakes: what can be read of it is looked at, and what depends on a
-value of the wrong type is not (a mistake in one item of a list hides the other items). Of JSON Lines files beyond 64 MB
-the first 4096 rows and the last are looked at, of smaller ones all. Lengths are held against the context of random
-models, local folders and hub ids in this machine's Hugging Face cache; for other models the run does that before it
-starts anything.
-A job file says nothing of where it is run: --cluster is for one that will be applied to a cluster.
-Several files are one job and its overlays, as for rljob run; several jobs are checked by several calls, or stand in one
-file, with --- between them.
+Each line reads `path: what is wrong; what to do`. For a valid job, lines that begin with `note:` point out settings
+with surprising effects. The exit code is 0 if the job is valid, otherwise 64, the same as when a run refuses it.
+Files and data that a job refers to are checked too, unless --schema-only is given; paths are relative to the job file.
+If rljob is installed without its extra trainer, they cannot be checked; the command says so, and the exit code covers
+only the rest. They are checked even if the job file itself has mistakes, except for what depends on a value of the
+wrong type (a mistake in one item of a list hides the other items). In JSON Lines files over 64 MB only the first 4096
+rows and the last one are checked. Lengths are compared with the context of random models, local folders and hub ids in
+this machine's Hugging Face cache; for other models, the run does this before it starts anything.
+A job file does not say where it will run: use --cluster for one that will be applied to a cluster.
+Several files are one job and its overlays, as for rljob run. To check several jobs, call the command for each, or put
+them into one file, separated by ---.
 """
 
 from __future__ import annotations
@@ -34,15 +33,19 @@ INVALID = JobFileError.exit_code
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="job file (- reads standard input)")
-    parser.add_argument("overlays", metavar="OVERLAY", nargs="*", help="files laid over the job, in order")
-    parser.add_argument("--schema-only", action="store_true", help="look at the job file alone, not at what it names")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="check with this change; may be repeated"
+        "overlays", metavar="OVERLAY", nargs="*", help="files applied to the job as overrides, in order"
     )
     parser.add_argument(
-        "--cluster", action="store_true", help="say too what the operator refuses, and what cannot work in pods"
+        "--schema-only", action="store_true", help="check only the job file, not the files and data it refers to"
     )
-    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing about a valid job")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="check the job with this override (repeatable)"
+    )
+    parser.add_argument(
+        "--cluster", action="store_true", help="also report what the operator refuses and what cannot work in pods"
+    )
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing for a valid job")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
                 print(f"note: {note}")
     if lacking:
         print(
-            f"rljob validate: what the job file names was not looked at: that needs the module {lacking[0].name}, "
-            "which the extra trainer brings: pip install 'rljob[trainer,cpu]'",
+            "rljob validate: files and data that the job refers to were not checked: the module "
+            f"{lacking[0].name} is not installed; install the extra trainer: pip install 'rljob[trainer,cpu]'",
             file=sys.stderr,
         )
     return INVALID if found else 0

@@ -72,9 +72,9 @@ class Listening:
 
     def __post_init__(self) -> None:
         if self.token is None and self.host != LOOPBACK:
-            raise ServiceError(f"serving on {self.host} needs a token, or anybody could read along")
+            raise ServiceError(f"serving on {self.host} requires a token, because other machines can connect")
         if self.token is not None and len(self.token) < _SHORTEST_TOKEN:
-            raise ServiceError(f"the token has {len(self.token)} characters and needs at least {_SHORTEST_TOKEN}")
+            raise ServiceError(f"the token has only {len(self.token)} characters; use at least {_SHORTEST_TOKEN}")
 
 
 def read_token(file: Path) -> str:
@@ -82,7 +82,7 @@ def read_token(file: Path) -> str:
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ServiceError(f"the token cannot be read from {file}: {error}") from error
+        raise ServiceError(f"cannot read the token from {file}: {error}") from error
 
 
 @asynccontextmanager
@@ -161,13 +161,13 @@ def application(token: str | None, answers: Answers, told: asyncio.Event | None 
 
     async def desire(request: web.Request) -> web.StreamResponse:
         if token is None:
-            return _refused(403, "this driver serves without a token and takes no commands")
+            return _refused(403, "this driver serves without a token, so it accepts no commands")
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await request.read()
             desired = Desired.model_validate_json(body)
         except web.RequestPayloadError as error:
-            return _refused(400, f"the body cannot be read: {error}")
+            return _refused(400, f"cannot read the body: {error}")
         except TimeoutError:
             return _refused(408, f"the body did not arrive within {_BODY_SECONDS:.0f} s")
         except ValidationError as error:
@@ -199,7 +199,7 @@ def _asking_for(token: str) -> Middleware:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         said = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(said, wanted):
-            return web.Response(status=401, text="a valid token is needed\n", headers={"WWW-Authenticate": "Bearer"})
+            return web.Response(status=401, text="a valid token is required\n", headers={"WWW-Authenticate": "Bearer"})
         return await handler(request)
 
     return check

@@ -85,7 +85,7 @@ class MismatchWatch:
             self._in_a_row = self._in_a_row + 1 if beyond else 0
             self.sentence = ", ".join(beyond) + f" ({self._in_a_row} steps in a row)" if beyond else ""
             if beyond:
-                self._act(given, step, f" (most of all {apart.worst})" if apart.worst else "")
+                self._act(given, step, f" (worst: {apart.worst})" if apart.worst else "")
         return {
             "mismatch/beyond_limits": float(self._in_a_row),
             "mismatch/correcting": float(self._correcting),
@@ -96,13 +96,13 @@ class MismatchWatch:
         late = self._in_a_row - given.patience
         if late < 0:
             return
-        said = f"step {step}: engines and trainer are too far apart: {self.sentence}{worst}"
+        said = f"step {step}: the log-probs of engines and trainer differ too much: {self.sentence}{worst}"
         if given.action == "rollBack":
             raise RollBackError(said)
         if given.action == "correct" and not self._correcting:
             self._correcting = True
             self._correct()
-            self._report(f"{said}; importance weights correct for it from the next batch on")
+            self._report(f"{said}; importance weights will correct for it, starting with the next batch")
         elif late % _REMINDER == 0:
             self._report(f"{said}; {_REMEDY}")
 
@@ -111,7 +111,7 @@ class MismatchWatch:
         self._correcting = correcting
 
 
-_REMEDY = "look for an engine whose settings or kernels differ, or correct for it (algorithm.rolloutCorrection)"
+_REMEDY = "look for an engine with different settings or kernels, or correct for it (algorithm.rolloutCorrection)"
 
 
 def _beyond(given: MismatchLimits, apart: Apart) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _beyond(given: MismatchLimits, apart: Apart) -> Iterator[str]:
 
 
 def _figure(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "(no number)"
+    return f"{value:.3g}" if math.isfinite(value) else "(not finite)"
 
 
 def start_again(
@@ -136,13 +136,11 @@ def start_again(
 ) -> Start:
     """The last good checkpoint, for the ``times``-th time. Raises ``MismatchError`` when that is no way out."""
     if times > limit:
-        raise MismatchError(
-            f"{beyond}; the run has gone back {limit} times (limits.rollBacks), which did not help; {_REMEDY}"
-        )
+        raise MismatchError(f"{beyond}; rolling back {limit} times (limits.rollBacks) did not help; {_REMEDY}")
     good = latest(checkpoints, report)
     if good is None:
         raise MismatchError(
-            f"{beyond}; there is no checkpoint from before to go back to (checkpoint.everySteps); {_REMEDY}"
+            f"{beyond}; there is no earlier checkpoint to roll back to (checkpoint.everySteps); {_REMEDY}"
         )
-    report(f"{beyond}; back to the checkpoint of step {good.step} with new engines ({times} of {limit} times)")
+    report(f"{beyond}; rolling back to the checkpoint of step {good.step} with new engines ({times} of {limit} times)")
     return Start(good, own=True)

@@ -33,7 +33,7 @@ class ScoringWords:
 REWARD_MODELS = ScoringWords(
     "scores",
     "samples",
-    "a place in the cluster, its process and its models",
+    "a slot in the cluster, its process and its models",
     "rljob_reward_models",
     "rljob_reward_model_samples",
     "the reward models",
@@ -41,7 +41,7 @@ REWARD_MODELS = ScoringWords(
 JUDGES = ScoringWords(
     "answers",
     "questions",
-    "a place in the cluster, its process and its model",
+    "a slot in the cluster, its process and its model",
     "rljob_judges",
     "rljob_judge_questions",
     "the judge",
@@ -86,4 +86,4 @@ def exposition(pool: ScoringPool, words: ScoringWords, labels: Mapping[str, str]
     running = float(sum(standing.running for standing in pool.standings()))
     rows = {"waiting": float(pool.waiting), "running": running}
     yield prometheus.gauge(words.gauge, f"replicas of {words.replicas} by state", states, "state", labels)
-    yield prometheus.gauge(words.gauge_of_work, f"{words.what} before {words.replicas}", rows, "state", labels)
+    yield prometheus.gauge(words.gauge_of_work, f"{words.what} at {words.replicas} by state", rows, "state", labels)

@@ -60,7 +60,7 @@ class StopRequest:
     @property
     def sentence(self) -> str:
         """Who asked."""
-        return "suspended" if self.suspended else self.signal.name if self.signal else "a request"
+        return "suspended" if self.suspended else self.signal.name if self.signal else "stopped on request"
 
     def __bool__(self) -> bool:
         return self.asked.is_set()

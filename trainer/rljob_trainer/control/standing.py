@@ -297,20 +297,20 @@ class RunStanding:
     def _doing(self) -> str:
         """The trainer's present in one sentence."""
         if self._end is not None:
-            return _short(f"the run is over: {self._told_end}")
+            return _short(f"the run has ended: {self._told_end}")
         wait = self._waits.latest
         if wait is not None:
             return self._said(wait.sentence, wait)
         stage = self._times.current
         if self._pool is None and (stage is None or stage[0] == "start"):
-            return "the run is starting: it reads its inputs, then starts its parts"
+            return "the run is starting: it reads its inputs, then starts its processes"
         if stage is None:
-            return "the trainer is between two steps"
-        return f"the trainer works: {stage[0].replace('_', ' ')} for {duration(stage[1])}"
+            return "the trainer is between steps"
+        return f"the trainer is working: {stage[0].replace('_', ' ')} for {duration(stage[1])}"
 
     def _said(self, sentence: str, wait: Wait) -> str:
         left = self._waits.left(wait)
-        limit = "" if left is None else f", an error in {duration(left)}"
+        limit = "" if left is None else f", times out in {duration(left)}"
         return _short(f"{sentence} ({duration(self._waits.seconds(wait))} so far{limit})")
 
     def _shares(self) -> dict[str, float]:
@@ -327,7 +327,7 @@ class RunStanding:
         if count is not None:
             here = {standing.name for standing in standings}
             engines += [
-                ReplicaStatus(name=name, state="starting", doing=self._engine_waits(name, "starts"))
+                ReplicaStatus(name=name, state="starting", doing=self._engine_waits(name, "is starting"))
                 for name in count.starting
                 if name not in here
             ]
@@ -364,13 +364,13 @@ class RunStanding:
         elif state == "loading":
             doing = self._engine_waits(standing.name, "waits for weights")
         elif state == "validating":
-            doing = "waits for rewards of its validation samples"
+            doing = "waits for the rewards of its validation samples"
         elif state == "paused":
-            doing = "waits for the publication of new weights"
+            doing = "waits for new weights to be published"
         elif pool.queued:
-            doing = "waits for its share of the queue"
+            doing = "waits for requests from the queue"
         else:
-            doing = "waits for prompts: the trainer has as many groups ahead as the schedule allows"
+            doing = "waits for prompts: the trainer already has as many groups ahead as the schedule allows"
         return ReplicaStatus(
             name=standing.name,
             pod=standing.place.pod if standing.place is not None else None,

@@ -52,9 +52,11 @@ class Steering:
     def take(self, desired: Desired) -> None:
         """Raises ``WrongAttemptError`` and ``WishError``; nothing has changed then."""
         if desired.attempt != self.attempt:
-            raise WrongAttemptError(f"this is attempt {self.attempt}, and attempt {desired.attempt} is meant")
+            raise WrongAttemptError(f"this is attempt {self.attempt}, but the command is for attempt {desired.attempt}")
         if desired.generation < self.generation:
-            raise WrongAttemptError(f"generation {self.generation} was taken before; {desired.generation} is older")
+            raise WrongAttemptError(
+                f"generation {desired.generation} is older than generation {self.generation}, which is in effect"
+            )
         self._check(desired)
         if desired != self.desired:
             log.info("generation %d: %s", desired.generation, _in_words(desired))
@@ -107,9 +109,9 @@ class Steering:
         spec = self._spec
         if desired.rollout_replicas is not None:
             if spec.placement == "colocated" and desired.rollout_replicas != spec.trainer.ranks:
-                raise WishError("rolloutReplicas: with placement colocated there are as many engines as trainer ranks")
+                raise WishError("rolloutReplicas: with placement colocated, it must equal the number of trainer ranks")
             if desired.rollout_replicas == 0:
-                raise WishError("rolloutReplicas: 0 engines would wait for ever; suspend the job instead")
+                raise WishError("rolloutReplicas: with 0 engines the run would wait forever; suspend the job instead")
         for name, what, pool, replicas in (
             ("rewardModelReplicas", "reward models", spec.reward_model, desired.reward_model_replicas),
             ("judgeReplicas", "judges", spec.judge, desired.judge_replicas),
@@ -117,13 +119,13 @@ class Steering:
             if replicas is not None and pool is None:
                 raise WishError(f"{name}: this job has no pool for {what}")
             if replicas == 0:
-                raise WishError(f"{name}: samples would wait for ever; suspend the job instead")
+                raise WishError(f"{name}: with 0 replicas samples would wait forever; suspend the job instead")
         if desired.settings != LiveSettings() and spec.pipeline.mode != "fullyAsync":
-            raise WishError(f"settings: with pipeline.mode {spec.pipeline.mode} there is nothing to change live")
+            raise WishError(f"settings: with pipeline.mode {spec.pipeline.mode} no setting can be changed live")
 
 
 def _in_words(desired: Desired) -> str:
     """A command for the log."""
     said = desired.model_dump(by_alias=True, exclude_defaults=True, exclude={"generation", "attempt"})
     wishes = {**{name: value for name, value in said.items() if name != "settings"}, **said.get("settings", {})}
-    return ", ".join(f"{name} {value}" for name, value in wishes.items()) or "nothing in particular"
+    return ", ".join(f"{name} {value}" for name, value in wishes.items()) or "no changes"

@@ -37,9 +37,9 @@ class RunEnd:
         if steps is not None and progress.step >= steps:
             return f"{progress.step} of {steps} steps are done"
         if stop.samples is not None and progress.samples >= stop.samples:
-            return f"{progress.samples} of {stop.samples} samples are trained"
+            return f"trained on {progress.samples} of {stop.samples} samples"
         if stop.reward is not None and progress.reward is not None and progress.reward >= stop.reward:
             return f"the reward reached {progress.reward:.3f} (stop.reward is {stop.reward:g})"
         if stop.seconds is not None and progress.seconds >= stop.seconds:
-            return f"{progress.seconds:.0f} s of training are over (stop.seconds is {stop.seconds})"
+            return f"trained for {progress.seconds:.0f} s (stop.seconds is {stop.seconds})"
         return None

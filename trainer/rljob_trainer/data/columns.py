@@ -79,7 +79,7 @@ class Template:
             raise JobFileError(f"{field}: malformed template ({problem}); write {{{{ and }}}} for braces") from problem
         for _, name, form, conversion in self._parts:
             if name == "" or (name is not None and (form or conversion)):
-                raise JobFileError(f"{field}: a place must name a column and nothing else, as in {{question}}")
+                raise JobFileError(f"{field}: braces must enclose a column name and nothing else, as in {{question}}")
         self.columns = tuple(dict.fromkeys(name for _, name, _, _ in self._parts if name))
 
     def render(self, row: Row) -> str:
@@ -125,20 +125,20 @@ def first_null(rows: Iterable[tuple[int, Row]], name: str) -> int | None:
 def half_a_character(place: str, name: str, escape: str) -> DataError:
     """What is said of a row in which a text holds a lone surrogate: no tokenizer and no file takes it."""
     return DataError(
-        f'{place}: the column "{name}" holds half a character ({escape} without its other half): the text was cut or '
-        "written wrongly; correct it, or remove the row"
+        f'{place}: the column "{name}" contains half a character ({escape}, an unpaired surrogate): the text was '
+        "truncated or badly encoded; correct it, or remove the row"
     )
 
 
 def null_column(place: str, name: str, field: str) -> DataError:
     """What is said of a row in which a column that ``field`` of the job file names must not be null, and is."""
-    return DataError(f'{place}: the column "{name}", which {field} names, is null or NaN; fill it, or remove the row')
+    return DataError(f'{place}: the column "{name}" (set by {field}) is null or NaN; fill it in, or remove the row')
 
 
 def lacks_column(place: str, row: Row, name: str, field: str) -> DataError:
     """What is said of a row without a column that ``field`` of the job file names."""
     return DataError(
-        f'{place}: the row has no column "{name}", which {field} names; it has {", ".join(row) or "none"}; '
+        f'{place}: the row has no column "{name}" (set by {field}); it has {", ".join(row) or "none"}; '
         "add it to the row, or remove the row"
     )
 

@@ -165,7 +165,7 @@ class PromptFeed:
         ``JobFileError`` for columns that they lack.
         """
         if len({source.name for source in sources}) != len(sources):
-            raise DataError("spec.data.train: two sources have the same name; give each its own")
+            raise DataError("spec.data.train: two sources have the same name; give each its own name")
         for source in sources:
             if len(source.rows) == 0:
                 raise DataError(f"data source {source.name!r} has no rows")
@@ -178,8 +178,8 @@ class PromptFeed:
         for source, share in zip(sources, self._shares or (), strict=False):
             if share == 0:
                 raise JobFileError(
-                    f"spec.data.train.parts: with a weight of {source.weight:g} none of the {len(self)} prompts of an "
-                    f"epoch is from {source.name!r}; raise it, or leave the part out"
+                    f"spec.data.train.parts: with a weight of {source.weight:g}, none of the {len(self)} prompts of an "
+                    f"epoch come from {source.name!r}; raise the weight, or remove the part"
                 )
         self._counted: dict[str, None] = {}
         """Data sources with metrics of their own, in the order in which the feed came upon them."""
@@ -250,10 +250,10 @@ class PromptFeed:
         skipped = self._epoch * len(self) + self._position - (self._ordinal + 1) - self.dropped
         if skipped:
             raise IntegrityError(
-                f"the feed stands at row {self._position} of epoch {self._epoch}, but has handed out "
-                f"{self._ordinal + 1} prompts and left out {self.dropped} that are too long: "
+                f"the feed is at row {self._position} of epoch {self._epoch}, but has handed out "
+                f"{self._ordinal + 1} prompts and dropped {self.dropped} that are too long: "
                 f"{abs(skipped)} prompts were {'skipped' if skipped > 0 else 'handed out twice'}. "
-                "Start again: the run continues from its last checkpoint. If it comes back, please report it"
+                "Start again: the run continues from its last checkpoint. If it happens again, please report it"
             )
         prompt = source.prompt(encoded, row, ordinal=self._ordinal, epoch=self._epoch)
         self._ordinal += 1
@@ -276,8 +276,8 @@ class PromptFeed:
                 raise
             # Rows that are witnesses were read when the run began: this one is none.
             raise DataError(
-                f"{error}. Correct it where it is and start again to go on from the last checkpoint: with a row less "
-                f"than the {len(self)} that the run began with, none can be gone on from"
+                f"{error}. Correct the row in place and start again to continue from the last checkpoint. Do not "
+                f"remove it: checkpoints need all {len(self)} rows that the run started with"
             ) from error
 
     def prompt_at(self, *, ordinal: int, epoch: int, source: str, row: int) -> Prompt:
@@ -286,7 +286,7 @@ class PromptFeed:
         encoded = None if owner is None else owner.encode([row])[0]
         if owner is None or encoded is None:
             raise CheckpointError(
-                f"row {row} of data source {source!r} gave prompt {ordinal} and is not there any more"
+                f"row {row} of data source {source!r}, the source of prompt {ordinal}, no longer exists"
             )
         return self._counted_as(owner.prompt(encoded, row, ordinal=ordinal, epoch=epoch))
 
@@ -338,16 +338,16 @@ class PromptFeed:
             prompts = [row for row in changed if rows[row][0] != then[row][0]]
             if len(prompts) > len(rows) // 8:
                 raise CheckpointError(
-                    f"prompts of data source {name!r} are tokenised otherwise than when the checkpoint was written "
-                    f"({len(prompts)} of {len(rows)} rows that were looked at): the chat template, the tokenizer or "
-                    "the data has changed. Put back what was there, or start a new run from the checkpoint's model"
+                    f"prompts of data source {name!r} are tokenized differently than when the checkpoint was written "
+                    f"({len(prompts)} of {len(rows)} checked rows): the chat template, the tokenizer or the data has "
+                    "changed. Restore it, or start a new run from the checkpoint's model"
                 )
             if changed:
                 part = "prompt" if changed[0] in prompts else "answer"
                 raise CheckpointError(
-                    f"the {part} in row {changed[0]} of data source {name!r} is not what it was when the checkpoint "
-                    f"was written ({len(changed)} of {len(rows)} rows that were looked at differ). Put the data back, "
-                    "or start a new run from the checkpoint's model"
+                    f"the {part} in row {changed[0]} of data source {name!r} has changed since the checkpoint was "
+                    f"written ({len(changed)} of {len(rows)} checked rows differ). Restore the data, or start a new "
+                    "run from the checkpoint's model"
                 )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -356,8 +356,9 @@ class PromptFeed:
         if state["makers"] != mine["makers"]:
             then, now = (", ".join(each["makers"].values()) or "none of these" for each in (state, mine))
             raise CheckpointError(
-                f"the problems were made by {then} when the checkpoint was written, and now are by {now}, which makes "
-                "others of the same seed; install that version again, or start a new run from the checkpoint's model"
+                f"the problems were generated by {then} when the checkpoint was written, but now by {now}, which "
+                "generates different ones from the same seed; install the old version again, or start a new run from "
+                "the checkpoint's model"
             )
         for key in ("seed", "shuffle", "sources", "weights"):  # before the rows themselves: fewer of them say more
             if state[key] != mine[key]:

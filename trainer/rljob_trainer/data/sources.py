@@ -101,16 +101,16 @@ class JsonLines:
         self.path = path
         try:
             if path.stat().st_size == 0:
-                raise DataError(f"{path} is empty; it should hold one JSON object a line")
+                raise DataError(f"{path} is empty; it should contain one JSON object per line")
             with path.open("rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as problem:
             raise DataError(f"{path} cannot be read ({problem.strerror}); check its permissions") from problem
         if self._bytes[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            raise DataError(f"{path} is UTF-16 text, and JSON Lines are UTF-8; save it as UTF-8")
+            raise DataError(f"{path} is UTF-16 text, but JSON Lines must be UTF-8; save it as UTF-8")
         self._lines, self._starts, self._ends = _line_table(self._bytes)
         if len(self._starts) == 0:
-            raise DataError(f"{path} has only empty lines; it should hold one JSON object a line")
+            raise DataError(f"{path} has only empty lines; it should contain one JSON object per line")
         self._checked = self._rows_to_check()
         self._shapes: dict[tuple[str, ...], int] = {}
         """The sets of columns that occur, each with its first row."""
@@ -138,7 +138,7 @@ class JsonLines:
         if size > LONGEST_ROW:
             raise DataError(
                 f"{self.place(index)}: the line has {size / 1e6:,.0f} MB, more than the {LONGEST_ROW / 1e6:,.0f} "
-                "that a row may have; write one JSON object a line, each on a line of its own"
+                "allowed for a row; write one JSON object per line"
             )
         text = self._bytes[self._starts[index] : self._ends[index]]
         if index == 0 and self._starts[0] == 0:
@@ -155,18 +155,18 @@ class JsonLines:
             ) from None
         except _TwiceError as twice:
             raise DataError(
-                f"{self.place(index)}: the name {str(twice)[:60]!r} stands twice in one object; remove one of the two"
+                f"{self.place(index)}: the name {str(twice)[:60]!r} appears twice in one object; remove one"
             ) from None
         except ValueError as problem:
             if not isinstance(problem, json.JSONDecodeError):  # Python's limit of digits
                 raise DataError(
-                    f"{self.place(index)}: a whole number has more than {sys.get_int_max_str_digits()} digits; shorten "
-                    "it, or write it as text, in quotes"
+                    f"{self.place(index)}: an integer has more than {sys.get_int_max_str_digits()} digits; shorten it, "
+                    "or write it as a quoted string"
                 ) from None
             if b"\r" in text.rstrip(b"\r"):
                 raise DataError(
-                    f"{self.place(index)}: lines end with a carriage return alone, and those of JSON Lines with a line "
-                    "feed; convert the file (tr '\\r' '\\n')"
+                    f"{self.place(index)}: lines end with carriage returns only, but JSON Lines need line feeds; "
+                    "convert the file (tr '\\r' '\\n')"
                 ) from None
             cut = index == len(self) - 1 and self._ends[index] == len(self._bytes) and problem.msg != "Extra data"
             raise DataError(
@@ -176,8 +176,8 @@ class JsonLines:
             ) from None
         if not isinstance(row, dict):
             raise DataError(
-                f"{self.place(index)}: a line must hold one JSON object, not a {type(row).__name__}; "
-                "write each row as an object on a line of its own"
+                f"{self.place(index)}: a line must contain one JSON object, not a {type(row).__name__}; "
+                "write each row as an object on its own line"
             )
         if _MAY_HOLD_SURROGATES.search(text) and (found := surrogate_within(row)):
             raise half_a_character(self.place(index), *found)
@@ -227,7 +227,7 @@ class Parquet:
             ) from problem
         self.columns = tuple(self._table.column_names)
         if twice := sorted({name for name in self.columns if self.columns.count(name) > 1}):
-            raise DataError(f"{path} has more than one column {twice[0]!r}; give each a name of its own")
+            raise DataError(f"{path} has more than one column {twice[0]!r}; give each its own name")
         if any(_type_levels(field.type) >= MOST_LEVELS for field in self._table.schema):
             raise too_deep(str(path))
 
@@ -373,7 +373,7 @@ class Chain:
             if set(part.columns) != set(self.columns):
                 raise DataError(
                     f"{part.path} has the columns {', '.join(part.columns)}, but {parts[0].path} has "
-                    f"{', '.join(self.columns)}; files of one source must agree: make them two sources"
+                    f"{', '.join(self.columns)}; files of one source must have the same columns: make them two sources"
                 )
 
     def __len__(self) -> int:
@@ -431,7 +431,7 @@ def _folder_rows(folder: Path, split: str | None, field: str) -> Rows:
             raise
         except Exception as problem:  # of its own, of Arrow, of JSON, KeyError ...
             raise DataError(
-                f"{field}: {folder} cannot be read as a data set that was saved to disk "
+                f"{field}: {folder} cannot be read as a saved data set "
                 f"({type(problem).__name__}: {_first_line(problem)}); copy the folder again"
             ) from problem
         return _one_split(found, str(folder), split, field)
@@ -455,9 +455,9 @@ def _hub_rows(name: str, split: str | None, field: str) -> Rows:
     except (DatasetsError, ValueError, OSError) as problem:
         first_line = (str(problem).strip() or type(problem).__name__).splitlines()[0]
         raise DataError(
-            f"{field}: {name!r} is no file or folder, nor could it be loaded from the hub ({first_line}). Check the "
-            "name (a configuration follows a colon: hf://owner/name:configuration); without a network, download it "
-            "elsewhere and give the files, or copy that cache and set HF_HOME and HF_HUB_OFFLINE=1"
+            f"{field}: {name!r} is not a file or folder and could not be loaded from the hub ({first_line}). Check "
+            "the name (a configuration follows a colon: hf://owner/name:configuration); without a network, download "
+            "it elsewhere and use the files, or copy that cache and set HF_HOME and HF_HUB_OFFLINE=1"
         ) from problem
     return _one_split(found, name, split, field)
 
@@ -481,7 +481,7 @@ def _fetched(url: str, field: str) -> Path:
     import fsspec
 
     if url.startswith("pvc://"):
-        raise DataError(f"{field}: {url} is a volume of the cluster; on this machine give the path of a local copy")
+        raise DataError(f"{field}: {url} is a volume of the cluster; on this machine, use the path of a local copy")
     try:
         return Path(fsspec.open_local(f"filecache::{url}", filecache={"cache_mapper": _local_name}))
     except (FileNotFoundError, PermissionError, ImportError, ValueError) as problem:

@@ -102,7 +102,7 @@ def generate(name: str, *, split: TaskSplit, digits: int, size: int | None, seed
     Raises ``JobFileError`` for an unknown task, and for a size beyond the number of problems there are.
     """
     if name not in TASKS:
-        raise JobFileError(f"there is no generated task {name!r}; choose one of {', '.join(sorted(TASKS))}")
+        raise JobFileError(f"there is no generated task {name!r}; use one of {', '.join(sorted(TASKS))}")
     chosen = TASKS[name]
     count = chosen.count(digits)
     if size is None and count > _LISTED:

@@ -89,14 +89,14 @@ class PromptEncoder:
         self._chat = ChatTemplate(tokenizer, now=now)
         if settings.chat == "always" and not self._chat.is_there:
             raise JobFileError(
-                "spec.data.chat: always needs a tokenizer with a chat template, and the model's has none; "
-                "set spec.model.chatTemplate, or chat: never"
+                "spec.data.chat: always needs a tokenizer with a chat template, but the model's has none; "
+                "set spec.model.chatTemplate, or use chat: never"
             )
         self.uses_chat = settings.chat == "always" or (settings.chat == "auto" and self._chat.is_there)
         if settings.system_prompt and not self.uses_chat:
             raise JobFileError(
-                "spec.data.systemPrompt needs a chat template, and none is applied here; "
-                f"write the text into the template of {settings.prompt_field} instead"
+                "spec.data.systemPrompt needs a chat template, but none is applied here; "
+                f"put the text into the template of {settings.prompt_field} instead"
             )
         # A chat template writes the special tokens itself.
         self._ids_of = text_encoder(tokenizer, add_special_tokens=not self.uses_chat)
@@ -178,7 +178,7 @@ class PromptEncoder:
         if self.tokenizer.unk_token_id in ids and self._has_unknown_characters(text):
             raise unknown_characters(place, text)
         if not ids:
-            raise DataError(f"{place}: the prompt has no tokens; remove the row or fill it")
+            raise DataError(f"{place}: the prompt has no tokens; remove the row or fill it in")
         truncated = len(ids) > self.settings.max_tokens
         if truncated:
             if self.settings.overlong == "drop":
@@ -246,7 +246,7 @@ def prompt_content(
             "set spec.model.chatTemplate (or chat: always with a chat model)"
         )
     if not messages:
-        raise DataError(f"{place}: the prompt is an empty list of chat messages; fill it, or remove the row")
+        raise DataError(f"{place}: the prompt is an empty list of chat messages; fill it in, or remove the row")
     for number, message in enumerate(messages):
         _check_message(message, f"{place}, message {number}")
     return messages
@@ -261,8 +261,8 @@ def as_messages(content: str | list[dict[str, Any]], system_prompt: str | None) 
 def cannot_be_rendered(place: str, error: Exception) -> DataError:
     """What is said of a prompt that the chat template raises ``error`` for."""
     return DataError(
-        f"{place}: the chat template cannot render the prompt ({error}); correct the row, or the template "
-        "(spec.model.chatTemplate, where it is not to be the model's own)"
+        f"{place}: the chat template cannot render the prompt ({error}); correct the row or the template "
+        "(spec.model.chatTemplate replaces the model's own)"
     )
 
 
@@ -278,14 +278,14 @@ def _check_message(message: Mapping[str, Any], place: str) -> None:
     """Raises ``DataError`` for what templates would render as something else than what is meant."""
     role = message["role"]
     if not isinstance(role, str):
-        raise DataError(f"{place}: its role must be text, not {as_text(role)[:60]!r}; write user, assistant or system")
+        raise DataError(f"{place}: its role must be text, not {as_text(role)[:60]!r}; use user, assistant or system")
     for name in ("tool_calls", "tool_call_id", "function_call"):
         if message.get(name):
-            raise DataError(f"{place}: has {name}, and calls of tools are not supported; remove the row")
+            raise DataError(f"{place}: has {name}, but tool calls are not supported; remove the row")
     if role in _OF_TOOLS:
-        raise DataError(f"{place}: is of the role {role!r}, and messages of tools are not supported; remove the row")
+        raise DataError(f"{place}: has the role {role!r}, but tool messages are not supported; remove the row")
     if not isinstance(message.get("content"), str | Sequence):
-        raise DataError(f"{place}: its content must be text; fill it, or remove the row")
+        raise DataError(f"{place}: its content must be text; fill it in, or remove the row")
 
 
 def _no_text(content: Sequence[Any] | Mapping[str, Any], place: str, name: str, field: str) -> DataError:
@@ -294,10 +294,10 @@ def _no_text(content: Sequence[Any] | Mapping[str, Any], place: str, name: str, 
     what = f"a {kind} ({str(content)[:60]})"
     if isinstance(content, Sequence) and not isinstance(content, bytes | bytearray):
         number, wrong = next((i, m) for i, m in enumerate(content) if not (isinstance(m, Mapping) and "role" in m))
-        what = f"a list whose entry {number} is no chat message with a role ({str(wrong)[:60]})"
+        what = f"a list whose entry {number} is not a chat message with a role ({str(wrong)[:60]})"
     return DataError(
-        f"{place}: column {name!r} ({field}) holds {what}; write text, or a list of messages with role and "
-        "content, or name another column"
+        f"{place}: column {name!r} ({field}) contains {what}; use text, a list of messages with role and "
+        "content, or another column"
     )
 
 

@@ -100,11 +100,9 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path, now: datetime 
                 f"model's context of {model.context_length} tokens; lower one of them"
             )
     if model.untrainable is not None and ":" not in spec.trainer.backend:
-        raise JobFileError(f"spec.model: the learner {model.untrainable}, as {model.path} says; train another model")
+        raise JobFileError(f"spec.model: the learner {model.untrainable}, see {model.path}; train another model")
     if model.unreplayable is not None and spec.algorithm.routing_replay:
-        raise JobFileError(
-            f"spec.algorithm.routingReplay: the model {model.unreplayable}, as {model.path} says; remove it"
-        )
+        raise JobFileError(f"spec.algorithm.routingReplay: the model {model.unreplayable}, see {model.path}; remove it")
     check_builds(model.path, trust_remote_code=spec.model.trust_remote_code)
     tokenizer = load_tokenizer(model.path, trust_remote_code=spec.model.trust_remote_code)
     check_embedded(tokenizer, model.vocabulary_size, f"spec.model: the tokenizer in {model.path}")
@@ -149,8 +147,8 @@ async def assemble(
     stack.push_async_exit(closing(environment.close))
     if spec.rollout.environment.type != "singleTurn" and inputs.chat.is_there and inputs.chat.drops_history:
         view.message(
-            "the chat template renders an answer otherwise when more follows it (it leaves thinking out, perhaps): "
-            "each turn is a sequence of its own to train on"
+            "the chat template renders an answer differently once more turns follow (it may remove thinking), so each "
+            "turn is trained on as a separate sequence"
         )
     scorers = scorers_of(spec, waits, by_role=by_role)
     judge = judges_of(spec, base, waits, inputs.now, by_role=by_role)
@@ -275,7 +273,7 @@ def learner_stages(spec: ResolvedSpec, times: StageTimes, waits: Waits) -> Stage
     """Measures the stages of a training step; in those that are the learner's, the trainer waits for it."""
     ranks = "the learner" if spec.trainer.ranks == 1 else f"the learner's {spec.trainer.ranks} ranks"
     reasons = {
-        "score": f"{ranks} to score the batch before the update",
+        "score": f"{ranks} to score the batch for the update",
         "update": f"{ranks} to finish the update",
     }
 

@@ -222,7 +222,7 @@ def _starter(
     seconds = float(job.spec.deadlines.start_seconds)
 
     async def start(name: str) -> RayEngine:
-        with waits.wait(f"engine {name}", "a place in the cluster, its process and its model", seconds):
+        with waits.wait(f"engine {name}", "a slot in the cluster, its process and its model", seconds):
             beside = None if learner is None else learner.bundles
             options = engine_options(job.spec, by_role, beside, name)
             return await RayEngine.start(name, built, seconds=seconds, **options)

@@ -50,7 +50,7 @@ def find_trained(place: str | Path, step: int | None, scratch: Path, report: Rep
         model = scratch / START
         fetch_model(model, beside)
     elif not (model / "config.json").exists():
-        raise CheckpointError(f"the model that the run started from is not at {model}; was the folder moved?")
+        raise CheckpointError(f"the model that the run started from is not at {model}; put its folder back")
     return _found(checkpoint, model, _above(_above(checkpoint.place)))
 
 
@@ -80,8 +80,8 @@ def _found(checkpoint: Checkpoint, model: Path, run: str) -> Found:
         return Found(checkpoint, model, bool(said.get("trustRemoteCode")), lora, said.get("source"))
     except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{run}/{JOB} is not the job of a run ({type(error).__name__}); it says whether the model may bring code "
-            "of its own, and what of it was trained: put the run's own file back"
+            f"{run}/{JOB} is not the job of a run ({type(error).__name__}). Restore the run's original file: it is "
+            "needed to know whether the model may run its own code and which part was trained"
         ) from error
 
 

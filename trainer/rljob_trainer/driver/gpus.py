@@ -12,7 +12,7 @@ from rljob_trainer.errors import JobFileError
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedSpec
 
-_INSTALL = "this environment's torch is a CPU build: `make install ACCELERATOR=gpu` (or the GPU image, in a container)"
+_INSTALL = "torch here is a CPU build: run `make install ACCELERATOR=gpu` (in a container, use the GPU image)"
 _COUNTED_SECONDS, _PAUSE_SECONDS = 10.0, 0.05
 """Within which Ray's head has counted what its node has; it has a CPU whatever else is there."""
 
@@ -39,18 +39,18 @@ def check_gpus(spec: ResolvedSpec, there: int, *, cuda_build: bool) -> None:
     if not total or (total <= there and cuda_build):
         return
     if total <= there:
-        raise JobFileError(f"the job takes {_counted(total)}, and this machine has {there}, but {_INSTALL}")
+        raise JobFileError(f"the job needs {_counted(total)} and this machine has {there}, but {_INSTALL}")
     remedies = [] if cuda_build else [_INSTALL]
-    remedies.append("look at `nvidia-smi` and CUDA_VISIBLE_DEVICES if there should be more")
+    remedies.append("check `nvidia-smi` and CUDA_VISIBLE_DEVICES if there should be more")
     without_engines = total - wanted.get("spec.rollout", 0)
     if "spec.trainer" in wanted and without_engines < total:
-        remedies.append(f"`placement: colocated`, which takes {without_engines}")
+        remedies.append(f"use `placement: colocated`, which needs {without_engines}")
     if total > len(wanted):
-        remedies.append("fewer replicas, or fewer GPUs for each")
-    remedies.append("or a cluster (docs/real-cluster.md)")
+        remedies.append("use fewer replicas, or fewer GPUs per replica")
+    remedies.append("or use a cluster (docs/real-cluster.md)")
     shares = ", ".join(f"{name} {gpus}" for name, gpus in wanted.items())
     raise JobFileError(
-        f"the job takes {_counted(total)} ({shares}), and this machine has {there or 'none'}: {'; '.join(remedies)}"
+        f"the job needs {_counted(total)} ({shares}), but this machine has {there or 'none'}: {'; '.join(remedies)}"
     )
 
 

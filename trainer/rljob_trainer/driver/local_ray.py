@@ -145,7 +145,7 @@ def _start(folder: Path, cpus: int, is_wanted: Callable[[], bool]) -> None:
             _log.warning("Ray did not start (attempt %d of %d): %s", attempt, _ATTEMPTS, error)
             reason = error
     raise RayStartError(
-        f"Ray did not start in {_ATTEMPTS} attempts: {reason} Is the machine overloaded, or short of memory?"
+        f"Ray did not start in {_ATTEMPTS} attempts: {reason} The machine may be overloaded or short of memory."
     )
 
 
@@ -233,8 +233,8 @@ def _locked_folder() -> tuple[Path, int]:
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
         except OSError as error:
             raise RayStartError(
-                f"no folder for Ray's sockets and logs can be made in /tmp: {error.strerror or error}; make /tmp "
-                "writable, and room in it"
+                f"cannot create a folder for Ray's sockets and logs in /tmp: {error.strerror or error}; make /tmp "
+                "writable and make room in it"
             ) from error
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -149,8 +149,8 @@ class _Ray:
 
 def _lost(reason: str) -> RayLostError:
     return RayLostError(
-        f"{reason}: without it no rank or engine can be called, started or replaced. Start again: the run goes on "
-        "from its last checkpoint (the system's log says whether memory had run out)"
+        f"{reason}: without it no rank or engine can be called, started or replaced. Start the run again; it resumes "
+        "from its last checkpoint (check the system log for an out-of-memory kill)"
     )
 
 
@@ -163,7 +163,7 @@ def _gone() -> str | None:
         for info in node.all_processes.get(name, ()):
             code = info.process.poll()
             if code is not None:
-                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
                 why = _why_the_raylet_ended(node) if name == "raylet" else ""
                 return f"Ray's {name} (process {info.process.pid}) {how}{why}"
     return None
@@ -174,5 +174,5 @@ def _why_the_raylet_ended(node: Any) -> str:
     for log in Path(node.get_logs_dir_path()).glob("raylet*"):
         with suppress(OSError):
             if _AGENT_FAILED in log.read_bytes():
-                return ", as it does when its agent (ray::DashboardAgent) has ended"
+                return ", because its agent (ray::DashboardAgent) exited"
     return ""

@@ -108,9 +108,9 @@ class RunOptions:
         if not self.keeps_state:
             return ""
         if self.storage is not None:
-            return f"the next attempt {'continues the run' if saved else 'begins anew'}"
+            return f"the next attempt {'continues the run' if saved else 'starts over'}"
         if not saved:
-            return "nothing was saved yet: the same command begins anew"
+            return "nothing was saved yet: the same command starts over"
         without = "" if self.resume == "auto" else " without --resume"
         return f"the same command{without} continues the run"
 
@@ -189,7 +189,7 @@ async def _keep_quietly(state: State, seconds: float = _KEEP_SECONDS) -> None:
             await asyncio.to_thread(state.keep)
     except TimeoutError:
         _log.error(
-            "%s did not take the run's last files within %.0f s; they are in the output folder", state.place, seconds
+            "%s did not accept the run's last files within %.0f s; they are in the output folder", state.place, seconds
         )
     except CheckpointError as error:
         _log.error("%s", error)
@@ -247,7 +247,7 @@ async def _unless_stopped_early(
                 if isinstance(error := watching.exception(), FencedError | RemovedError):
                     await _cancelled(training)
                     raise error
-                _log.error("status is not shown any more: %r", error)
+                _log.error("the status display has stopped: %r", error)
                 continue
             if not record.trains:
                 await _cancelled(training)
@@ -388,8 +388,8 @@ async def _seen_by_all(model: ModelFolder, held: _Held) -> ModelFolder:
                 await asyncio.to_thread(send_model, model.path, copy)
     except TimeoutError:
         raise DeadlineError(
-            f"the model was not copied to {copy} within {seconds:.0f} s (deadlines.startSeconds); raise it if the "
-            "store is slow, or look at the store if it hangs"
+            f"copying the model to {copy} took longer than {seconds:.0f} s (deadlines.startSeconds); raise it if the "
+            "store is slow, or check the store if it hangs"
         ) from None
     if options.storage is None or is_below(model, options.storage):
         return model

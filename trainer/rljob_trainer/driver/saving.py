@@ -71,8 +71,8 @@ class Saving:
             return
         if parts.trainer.busy:
             parts.view.message(
-                f"step {step + 1} was interrupted when its update had changed the weights and was not done, so step "
-                f"{step} cannot be saved any more: {self.last_in_words} (checkpoint.everySteps)"
+                f"step {step + 1} was interrupted during its update, after the weights had changed, so step {step} can "
+                f"no longer be saved: {self.last_in_words} (checkpoint.everySteps)"
             )
             return
         write = functools.partial(
@@ -84,21 +84,21 @@ class Saving:
             parts.fence.check,
         )
         seconds, place = float(parts.job.spec.deadlines.progress_seconds), parts.checkpoints.place
-        waiting = parts.waits.wait("trainer", f"the checkpoint of step {step} to be written into {place}", seconds)
+        waiting = parts.waits.wait("trainer", f"the checkpoint of step {step} to be written to {place}", seconds)
         with parts.times.stage("checkpoint"), waiting:
             try:
                 async with asyncio.timeout(seconds):
                     written = await (self._patiently(write) if last and must else write())
             except TimeoutError:
                 raise DeadlineError(
-                    f"the checkpoint of step {step} was not written into {place} within {seconds:.0f} s "
-                    "(deadlines.progressSeconds). If the storage is slow, raise it; if it hangs, mend it or choose "
-                    "another one, and start again: the checkpoints before are whole."
+                    f"writing the checkpoint of step {step} to {place} took longer than {seconds:.0f} s "
+                    "(deadlines.progressSeconds). If the storage is slow, raise it; if it hangs, repair it or use "
+                    "another one, and start again. Earlier checkpoints are intact."
                 ) from None
             except (CheckpointError, OutputError) as error:
                 if must:
                     raise
-                parts.view.message(f"{error} Training goes on; {self.last_in_words}.")
+                parts.view.message(f"{error} Training continues; {self.last_in_words}.")
                 self._standing.not_saved(str(error))
                 return
         self._last = written
@@ -124,7 +124,9 @@ class Saving:
                 if self._stop:
                     raise
                 if not told:
-                    self._parts.view.message(f"{error}: the run waits for it, to save its end; {self.last_in_words}")
+                    self._parts.view.message(
+                        f"{error}: the run waits for the store to save its final state; {self.last_in_words}"
+                    )
                 told = True
             await asyncio.sleep(_PAUSE_SECONDS)
 

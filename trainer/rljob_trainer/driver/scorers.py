@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedSpec
     from rljob_api.spec.pools import RewardModelPool
 
-_REMEDY = "give spec.rewardModel.pod more memory if that may have run out, or lower rewardModel.batchTokens"
+_REMEDY = "if it may have run out of memory, give spec.rewardModel.pod more, or lower rewardModel.batchTokens"
 
 
 def scorer_count(spec: ResolvedSpec) -> int:

@@ -212,7 +212,7 @@ class Session:
             async with asyncio.timeout(GRACE_SECONDS):
                 left = self._parts.trainer.seconds_left
                 if left > GRACE_SECONDS and not self._saving.holds(self._settled):
-                    self._parts.view.message(f"the update under way would take {left:.0f} s more: it is given up")
+                    self._parts.view.message(f"the current update would take {left:.0f} s more, so it is abandoned")
                     # Before the pipeline ends, and with it what its groups have so far.
                     if self._begun is None:
                         self._begun = await self._begun_at_the_end()
@@ -388,7 +388,7 @@ class Session:
                 return await self._begun_groups()
         except (TimeoutError, EngineError, DeadlineError) as error:
             self._parts.view.message(
-                f"tokens of running samples are lost ({error or 'no answer'}): they are made again"
+                f"tokens of running samples are lost ({error or 'no answer'}) and will be generated again"
             )
             return {}
 
@@ -473,8 +473,8 @@ class Session:
         if (files / ledger.FILE).exists() and trained != self._totals.groups:
             raise CheckpointError(
                 f"the ledger in checkpoint {checkpoint.place} has {trained} trained groups, but {self._totals.groups} "
-                f"groups were trained until its step {self._totals.step}: it is that of another step or run. Use a "
-                "checkpoint as it was written"
+                f"groups were trained up to its step {self._totals.step}: it belongs to another step or run. Use an "
+                "unmodified checkpoint"
             )
 
     async def _save(self, *, last: bool, must: bool) -> None:

@@ -72,7 +72,7 @@ def chat_request(body: Any, model: str, sampling: SamplingSettings) -> ChatReque
         raise unsupported("tool_choice", f"tool_choice {choice!r} is not supported; the model chooses (auto)")
     options = given.get("stream_options", {})
     if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
-        raise unsupported("stream_options", "of stream_options there is include_usage")
+        raise unsupported("stream_options", "of stream_options, only include_usage is supported")
     if options.get("include_obfuscation"):
         raise unsupported("stream_options.include_obfuscation", "streams are not obfuscated")
     return ChatRequest(
@@ -91,13 +91,13 @@ def _not_taken(given: Mapping[str, Any], sampling: SamplingSettings) -> Mapping[
     for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
         value = given.get(name, ours)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise invalid(name, f"{name} is {value!r}, and a number is wanted")
+            raise invalid(name, f"{name} must be a number, not {value!r}")
         if value != ours:
-            instead[name] = f"{name} {str(value)[:20]}, and answers are drawn as the job says: {ours:g}"
+            instead[name] = f"{name} {str(value)[:20]}, but answers are sampled with the job's {ours:g}"
     if stop := given.get("stop"):
         if not all(isinstance(text, str) for text in (stop if isinstance(stop, list) else [stop])):
-            raise invalid("stop", "stop is not a text or a list of texts")
-        instead["stop"] = f"stop {str(stop)[:80]}, and answers go on until the model ends them itself"
+            raise invalid("stop", "stop must be a string or a list of strings")
+        instead["stop"] = f"stop {str(stop)[:80]}, but answers continue until the model ends them"
     return instead
 
 
@@ -106,9 +106,9 @@ def _check_field(name: str, value: Any) -> None:
         if not any(value == neutral and type(value) is type(neutral) for neutral in _NEUTRAL[name]) and not (
             value == 0 and 0 in _NEUTRAL[name]
         ):
-            raise unsupported(name, f"{name}: {value!r} is not supported; leave it out")
+            raise unsupported(name, f"{name}: {value!r} is not supported; remove it")
     elif name in _REFUSED:
-        raise unsupported(name, f"{name} is not supported; leave it out")
+        raise unsupported(name, f"{name} is not supported; remove it")
     elif name not in _READ and name not in _NO_EFFECT:
         raise RefusedError(f"unknown parameter: {name}", param=name, code="unknown_parameter")
 
@@ -116,7 +116,7 @@ def _check_field(name: str, value: Any) -> None:
 def _check_model(given: Mapping[str, Any], model: str) -> None:
     if given.get("model") != model:
         raise RefusedError(
-            f"the model {given.get('model')!r} does not exist here; the one that is trained is called {model!r} "
+            f"the model {given.get('model')!r} does not exist here; the model in training is called {model!r} "
             "(environment variable OPENAI_MODEL)",
             status=404,
             param="model",
@@ -127,7 +127,7 @@ def _check_model(given: Mapping[str, Any], model: str) -> None:
 def _flag(given: Mapping[str, Any], name: str) -> bool:
     value = given.get(name, False)
     if not isinstance(value, bool):
-        raise invalid(name, f"{name} is {value!r}, and true or false is wanted")
+        raise invalid(name, f"{name} must be true or false, not {value!r}")
     return value
 
 
@@ -139,7 +139,7 @@ def _longest(given: Mapping[str, Any]) -> int | None:
             continue
         value = given[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise invalid(name, f"{name} is {value!r}, and a whole number from 1 on is wanted")
+            raise invalid(name, f"{name} must be an integer of at least 1, not {value!r}")
         longest = value if longest is None else min(longest, value)
     return longest
 
@@ -150,13 +150,13 @@ def _tools(given: Any) -> Sequence[Mapping[str, Any]] | None:
     for index, tool in enumerate(given):
         where = f"tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise unsupported(f"{where}.type", "of tools there are functions")
+            raise unsupported(f"{where}.type", "of tools, only functions are supported")
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise invalid(f"{where}.function", "a function has a name, and perhaps a description and parameters")
+            raise invalid(f"{where}.function", "a function needs a name and may have a description and parameters")
         if function.get("strict"):
             raise unsupported(
-                f"{where}.function.strict", "the model's calls are not held to their schema; handle wrong ones"
+                f"{where}.function.strict", "the model's calls are not constrained to their schema; handle invalid ones"
             )
     return [
         {
@@ -171,7 +171,7 @@ def _tools(given: Any) -> Sequence[Mapping[str, Any]] | None:
 
 def _messages(given: Any) -> Sequence[Mapping[str, Any]]:
     if not isinstance(given, list) or not given:
-        raise invalid("messages", "messages is not a list of one at least")
+        raise invalid("messages", "messages must be a list of at least one")
     messages: list[Mapping[str, Any]] = []
     called: dict[str, str] = {}
     for index, message in enumerate(given):
@@ -181,7 +181,7 @@ def _messages(given: Any) -> Sequence[Mapping[str, Any]]:
         role = message.get("role")
         read = _READERS.get(role) if isinstance(role, str) else None
         if read is None:
-            raise unsupported(f"{where}.role", f"the role {role!r} is not supported; there are {', '.join(_READERS)}")
+            raise unsupported(f"{where}.role", f"the role {role!r} is not supported; use {', '.join(_READERS)}")
         messages.append(read({k: v for k, v in message.items() if v is not None}, where, called))
     return messages
 
@@ -204,11 +204,11 @@ def _answer(message: Mapping[str, Any], where: str, called: dict[str, str]) -> d
             or not isinstance(function.get("name"), str)
             or not isinstance(function.get("arguments"), str)
         ):
-            raise invalid(f"{where}.tool_calls[{index}]", "a call has an id, and a function with a name and arguments")
+            raise invalid(f"{where}.tool_calls[{index}]", "a call needs an id and a function with a name and arguments")
         called[call["id"]] = function["name"]
     content = _text(message["content"], where) if "content" in message else None
     if content is None and not calls:
-        raise invalid(f"{where}.content", "an answer has content or tool_calls")
+        raise invalid(f"{where}.content", "an answer needs content or tool_calls")
     kept = [{"id": c["id"], "function": {k: c["function"][k] for k in ("name", "arguments")}} for c in calls]
     return {"role": "assistant", "content": content, **({"tool_calls": kept} if kept else {})}
 
@@ -217,7 +217,7 @@ def _observation(message: Mapping[str, Any], where: str, called: dict[str, str])
     _only(message, {"role", "content", "tool_call_id", "name"}, where)
     id = message.get("tool_call_id")
     if not isinstance(id, str):
-        raise invalid(f"{where}.tool_call_id", "the message of a tool has the id of its call")
+        raise invalid(f"{where}.tool_call_id", "a tool message needs the id of its call")
     name = message.get("name", called.get(id))
     told = {"role": "tool", "content": _text(message.get("content"), where), "tool_call_id": id}
     return told if name is None else {**told, "name": name}
@@ -241,8 +241,8 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise invalid(f"{where}.content", "content is neither a text nor a list of parts")
+        raise invalid(f"{where}.content", "content is neither text nor a list of parts")
     for index, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise unsupported(f"{where}.content[{index}]", "of parts of a message there is text")
+            raise unsupported(f"{where}.content[{index}]", "only text parts are supported")
     return "".join(part["text"] for part in content)

@@ -70,4 +70,4 @@ def only(given: Mapping[str, Any], fields: frozenset[str], neutral: Mapping[str,
     for name, value in given.items():
         if value is None or name in fields or (name in neutral and value in neutral[name]):
             continue
-        raise unsupported(name, f"{name} is not supported here; leave it out")
+        raise unsupported(name, f"{name} is not supported here; remove it")

@@ -53,11 +53,11 @@ class AnthropicMessages:
         messages = [{"role": "system", "content": _texts(body["system"], "system")}] if body.get("system") else []
         given = body.get("messages")
         if not isinstance(given, list) or not given:
-            raise invalid("messages", "messages is not a list of one at least")
+            raise invalid("messages", "messages must be a list of at least one")
         for index, message in enumerate(given):
             messages += _of_message(message, f"messages[{index}]")
         if messages[-1]["role"] == "assistant":
-            raise unsupported("messages", "the model's answers are its own from the first token on: none can be begun")
+            raise unsupported("messages", "prefilling an answer is not supported: end with a user message")
         return {**asked, "messages": messages}
 
     def whole(self, request: ChatRequest, answer: ChatAnswer) -> Body:
@@ -93,7 +93,7 @@ class AnthropicMessages:
 
 def _tool(tool: Any, where: str) -> Body:
     if not isinstance(tool, dict) or tool.get("type", "custom") not in ("custom", None):
-        raise unsupported(f"{where}.type", "of tools there are those of the client's own")
+        raise unsupported(f"{where}.type", "only the client's own tools are supported")
     function = {
         "name": tool.get("name"),
         "description": tool.get("description"),
@@ -110,7 +110,7 @@ def _of_message(message: Any, where: str) -> list[Body]:
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise invalid(f"{where}.content", "content is neither a text nor a list of blocks")
+        raise invalid(f"{where}.content", "content is neither text nor a list of blocks")
     texts: list[str] = []
     calls: list[Body] = []
     told: list[Body] = []
@@ -136,10 +136,10 @@ def _texts(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise invalid(where, "it is neither a text nor a list of blocks")
+        raise invalid(where, "it is neither text nor a list of blocks")
     for block in content:
         if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-            raise unsupported(where, "of blocks there is text")
+            raise unsupported(where, "only text blocks are supported")
     return "".join(block["text"] for block in content)
 
 

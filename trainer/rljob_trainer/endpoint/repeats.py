@@ -45,12 +45,12 @@ class Repeats:
             asked = self._by_key.get(key)
             if asked is not None and asked.body != body:
                 raise RefusedError(
-                    f"the {KEY} {key!r} was that of another request", status=422, code="idempotency_key_reused"
+                    f"the {KEY} {key!r} was used for another request", status=422, code="idempotency_key_reused"
                 )
             return asked
         count = headers.get(RETRY, "0")
         if not count.isascii() or not count.isdigit():
-            raise invalid(RETRY, f"{RETRY} is {count!r}, and a number is wanted")
+            raise invalid(RETRY, f"{RETRY} must be a number, not {count!r}")
         if int(count) == 0:
             return None
         # Of several that were equal: one whose retry this may be, rather one whose answer was lost, the latest.

@@ -45,7 +45,7 @@ class Responses:
         given = body.get("input")
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         if not isinstance(items, list):
-            raise invalid("input", "input is neither a text nor a list of items")
+            raise invalid("input", "input is neither text nor a list of items")
         return {**asked, "messages": [*messages, *_messages(items)]}
 
     def whole(self, request: ChatRequest, answer: ChatAnswer) -> Body:
@@ -88,7 +88,7 @@ class Responses:
 def _tool(tool: Any, where: str) -> Body:
     """A function, whose fields lie one level deeper in Chat Completions."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
-        raise unsupported(f"{where}.type", "of tools there are functions")
+        raise unsupported(f"{where}.type", "of tools, only functions are supported")
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
@@ -126,7 +126,7 @@ def _content(content: Any, where: str) -> Any:
         return content
     for index, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") not in _TEXT:
-            raise unsupported(f"{where}[{index}]", "of parts of a message there is text")
+            raise unsupported(f"{where}[{index}]", "only text parts are supported")
     return [{"type": "text", "text": part.get("text")} for part in content]
 
 

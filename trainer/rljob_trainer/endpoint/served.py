@@ -107,7 +107,7 @@ class ServedEpisode:
             if not self.fault.done():
                 self.fault.set_result(error)
             raise RefusedError(
-                "the run ends, or the episode is given up", status=503, kind="server_error", code="episode_ended"
+                "the run is ending, or the episode was abandoned", status=503, kind="server_error", code="episode_ended"
             ) from error
         read = self._read_calls(answer.text) if request.tools else ReadAnswer(answer.text)
         made = ChatAnswer(f"{self._name}-{number}", MODEL, answer, read, self._chat.decode)

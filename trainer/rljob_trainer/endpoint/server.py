@@ -115,7 +115,7 @@ class Endpoint:
         key = episode.client.api_key if episode is not None else self._ended.get(name, _NO_KEY)
         same = hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode())
         if not same or key == _NO_KEY:
-            raise RefusedError("the API key is not that of this episode", status=401, code="invalid_api_key")
+            raise RefusedError("the API key does not belong to this episode", status=401, code="invalid_api_key")
         if episode is None:
             raise RefusedError("the episode has ended", status=410, code="episode_ended")
         return episode
@@ -164,7 +164,7 @@ class Endpoint:
         for name, instead in not_taken.items():
             if name not in self._noted:
                 self._noted.add(name)
-                _log.warning("an agent asks for %s (said once a run)", instead)
+                _log.warning("an agent asks for %s (logged once per run)", instead)
 
     async def _models(self, http: web.Request) -> web.StreamResponse:
         self._asked(http)
@@ -195,7 +195,7 @@ async def serving_endpoint() -> AsyncIterator[Endpoint]:
             await site.start()
         except OSError as error:
             raise EndpointError(
-                f"no endpoint for agents can be served on {LOOPBACK} ({error.strerror or error})"
+                f"cannot serve an endpoint for agents on {LOOPBACK} ({error.strerror or error})"
             ) from error
         endpoint.at(runner.addresses[0][1])
         yield endpoint
@@ -217,7 +217,7 @@ async def _telling(request: web.Request, handler: Handler) -> web.StreamResponse
         raise  # the client has gone: nobody is told
     except Exception:  # noqa: BLE001  an agent is told in its own language, and the log has the rest
         _log.exception("a request of an agent failed")
-        body = RefusedError("the endpoint failed; the driver's log says how", kind="server_error").body
+        body = RefusedError("the endpoint failed; see the driver's log", kind="server_error").body
         return web.json_response(body, status=500, headers={"x-should-retry": "false"})
 
 

@@ -70,7 +70,7 @@ async def environment_of(
             uses=[*([dict(given.params)] if given.params else []), *told],
         )
     if not chat.is_there:
-        raise JobFileError(f"{FIELD}: type {given.type} speaks in chat messages; set spec.model.chatTemplate")
+        raise JobFileError(f"{FIELD}: type {given.type} uses chat messages; set spec.model.chatTemplate")
     if given.type == "agent":
         agents = await _agents(given, base, stack)
         agent = AgentProgram(
@@ -96,9 +96,9 @@ async def environment_of(
         try:
             sandbox = await stack.enter_async_context(wanted)
         except WorldError as error:
-            raise WorldFailedError(f"{FIELD}.sandbox cannot be opened: {error}") from error
+            raise WorldFailedError(f"cannot open {FIELD}.sandbox: {error}") from error
         for what in sandbox.not_contained:
-            report(f"the sandbox does not hold everything here: {what} (docs/sandbox.md)")
+            report(f"the sandbox is incomplete here: {what} (docs/sandbox.md)")
     running = asyncio.get_running_loop()
 
     def says(text: str) -> None:

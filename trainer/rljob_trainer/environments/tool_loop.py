@@ -133,7 +133,7 @@ class ToolLoop:
             self._logged += 1
             if self._logged <= _LOGGED:
                 what = f"{type(error).__name__}: {error}"
-                _log.warning("tool %s raised %s, and the model is told so", tool.name, writable(what))
+                _log.warning("tool %s raised %s; the model gets the error", tool.name, writable(what))
             return Said(text=self._cut(writable(f"Error: {type(error).__name__}: {error}")), failed=True)
 
     def _cut(self, text: str) -> str:

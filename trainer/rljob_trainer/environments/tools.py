@@ -66,7 +66,7 @@ class Tool:
             raise JobFileError(f"{field}: the parameters of {name} cannot be read: {problem}") from problem
         for parameter in parameters.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise JobFileError(f"{field}: {name} takes *args, **kwargs or unnamed ones, which no model can name")
+                raise JobFileError(f"{field}: {name} takes *args, **kwargs or unnamed arguments; give every one a name")
             kind = Any if parameter.annotation is parameter.empty else parameter.annotation
             fields[parameter.name] = (kind, ... if parameter.default is parameter.empty else parameter.default)
         try:
@@ -76,7 +76,7 @@ class Tool:
                 raise ValueError(f"{', '.join(sorted(hidden))} is private")
         except (TypeError, NameError, ValueError, PydanticUserError) as problem:
             said = str(problem).partition("\n")[0]
-            raise JobFileError(f"{field}: no schema can tell a model of the parameters of {name}: {said}") from problem
+            raise JobFileError(f"{field}: cannot derive a schema for the parameters of {name}: {said}") from problem
         self.first = next(iter(fields), None)
         """The name of the first parameter; None: it has none."""
 

@@ -42,7 +42,7 @@ def program_of(name: str, params: Mapping[str, Any], field: str, base: Path) -> 
         _try(made, name, field)
         return StepByStep(made, name), written
     if not _has(written, "episode"):
-        raise JobFileError(f"{field}: {name} has neither a method episode nor reset and step")
+        raise JobFileError(f"{field}: {name} has neither a method episode nor methods reset and step")
     program: Program = _try(functools.partial(written, **params), name, field).episode
     _check_takes(program, {}, f"{name}.episode", field)
     return program, written
@@ -73,7 +73,7 @@ class StepByStep:
                 earned.append(float(reward))
             except (TypeError, ValueError):
                 raise ProgramError(
-                    f"{task.id}: {self._name}.step returned {step!r}; it must return what the model is told, a number, "
+                    f"{task.id}: {self._name}.step returned {step!r}; it must return the text for the model, a number, "
                     "and whether the episode is over"
                 ) from None
             if over:
@@ -84,8 +84,8 @@ class StepByStep:
         """Any template makes words of anything: of None "None". Raises ``ProgramError``."""
         if not isinstance(told, str):
             raise ProgramError(
-                f"{task.id}: {self._name}.{method} would tell the model {told!r}, which is {type(told).__name__} and "
-                "no text"
+                f"{task.id}: {self._name}.{method} returned {told!r} for the model, which is {type(told).__name__}, "
+                "not text"
             )
         return {"role": "user", "content": told}
 
@@ -103,7 +103,7 @@ def _try(made: Callable[[], Any], name: str, field: str) -> Any:
         return made()
     except Exception as problem:  # of the user's code
         raise JobFileError(
-            f"{field}: {name} cannot be made with the given params ({type(problem).__name__}: {problem})"
+            f"{field}: cannot create {name} with the given params ({type(problem).__name__}: {problem})"
         ) from problem
 
 
@@ -111,10 +111,8 @@ def _check_takes(function: Callable[..., Any], params: Mapping[str, Any], name: 
     if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004  an object that is called as an async function is
     ):
-        raise JobFileError(f"{field}: {name} is not async; write async def, for it waits for the model")
+        raise JobFileError(f"{field}: {name} is not async; write async def, because it awaits the model")
     try:
         inspect.signature(function).bind("task", "model", "world", **params)
     except TypeError as problem:
-        raise JobFileError(
-            f"{field}: {name} is called with a task, the model, the world and params: {problem}"
-        ) from None
+        raise JobFileError(f"{field}: {name} must accept a task, the model, the world and params: {problem}") from None

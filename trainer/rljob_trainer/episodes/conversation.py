@@ -155,7 +155,7 @@ class Conversation:
         self, messages: Sequence[Message], tools: Sequence[Message] | None, *, generation: bool = True
     ) -> str:
         if not self._chat.is_there:
-            raise ValueError("the model has no chat template; set spec.model.chatTemplate, or ask with token ids")
+            raise ValueError("the model has no chat template; set spec.model.chatTemplate, or pass token ids")
         try:
             return self._chat.render(messages, tools, generation=generation)
         except Exception as error:
@@ -171,4 +171,4 @@ def _json(value: Any, what: str) -> str:
     try:
         return json.dumps(value, sort_keys=True)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{what} must be plain data, which JSON can hold: {error}") from error
+        raise TypeError(f"{what} must be plain data that JSON can represent: {error}") from error

@@ -62,7 +62,7 @@ class Curfew:
         """Raises ``EpisodeOverError`` when it is over."""
         if self.is_over:
             self.has_cut = True
-            raise EpisodeOverError("the episode's group is to be trained now")
+            raise EpisodeOverError("the episode's group must be trained now")
 
     @contextmanager
     def program(self) -> Iterator[None]:

@@ -304,6 +304,6 @@ class GroupRollout:
     def _in_rewards(self) -> str:
         oldest = min(self._in_rewards_since, key=lambda ordinal: self._in_rewards_since[ordinal])
         seconds = time.monotonic() - self._in_rewards_since[oldest]
-        limit = "" if self._reward_seconds is None else f" (limit {self._reward_seconds:g} s a sample)"
+        limit = "" if self._reward_seconds is None else f" (limit {self._reward_seconds:g} s per sample)"
         groups = "1 group" if len(self._in_rewards_since) == 1 else f"{len(self._in_rewards_since)} groups"
-        return f"{groups} in reward functions, the oldest (prompt {oldest}) for {seconds:.0f} s{limit}"
+        return f"{groups} in reward functions, oldest (prompt {oldest}) for {seconds:.0f} s{limit}"

@@ -134,9 +134,7 @@ class EpisodeLog:
         left: dict[EpisodeId, BegunTurn] = {}
         known = self._in_here(step, version)
         if known is None:
-            _log.warning(
-                "%s: written after step %d, from which the run goes on: episodes begin anew", self._folder, step
-            )
+            _log.warning("%s: written after step %d, where the run continues: episodes start over", self._folder, step)
             self.records = {}
         else:
             later = published_as - known
@@ -314,7 +312,7 @@ def _read(path: Path, records: dict[EpisodeId, EpisodeRecord]) -> Base | None:
             length, checksum, header = _HEAD.unpack(head)
             body = file.read(length)
             if len(body) < length or zlib.crc32(body) != checksum:
-                _log.warning("%s: a line before byte %d is not whole and is left out", path, file.tell())
+                _log.warning("%s: skipped an incomplete line before byte %d", path, file.tell())
                 break
             told = json.loads(body[:header])
             if "format" not in told:
@@ -324,7 +322,7 @@ def _read(path: Path, records: dict[EpisodeId, EpisodeRecord]) -> Base | None:
                 if told.get("anew"):
                     records.clear()  # what was in earlier segments is in this one, as far as it counts
             else:
-                _log.warning("%s is of another version of rljob: its episodes begin anew", path)
+                _log.warning("%s was written by another version of rljob: its episodes start over", path)
                 break
     return base
 

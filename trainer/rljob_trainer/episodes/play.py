@@ -168,12 +168,12 @@ class Play:
         place = self._next_place((*branch, ASK))
         ids = tuple(map(operator.index, context))
         if not ids:
-            raise ValueError("the model is asked with an empty context; give it one token at least")
+            raise ValueError("the context for the model is empty; pass at least one token")
         if min(ids) < 0 or (self._limits.vocabulary is not None and max(ids) >= self._limits.vocabulary):
             wrong = min(ids) if min(ids) < 0 else max(ids)
-            raise ValueError(f"the model is asked with the token id {wrong}; it has {self._limits.vocabulary} tokens")
+            raise ValueError(f"the context has token id {wrong}, but the model has {self._limits.vocabulary} tokens")
         if max_tokens is not None and operator.index(max_tokens) < 1:
-            raise ValueError(f"max_tokens is {max_tokens}, and an answer has one token at least")
+            raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
         kind = ASK if max_tokens is None else f"{ASK} for {max_tokens} tokens"
         room = await self._room(ids)
         call = self._at(place, what := What(kind, prompt_digest(ids)))
@@ -248,15 +248,15 @@ class Play:
         self._finish = "length"
         self.curfew.check()
         if room > 0:
-            raise EpisodeOverError(f"the episode has had its {self._limits.turns} turns")
-        raise NoRoomError("the episode has no room left")
+            raise EpisodeOverError(f"the episode has used its {self._limits.turns} turns")
+        raise NoRoomError("the episode has no tokens left")
 
     async def _refuse(self) -> None:
         """Nothing more is to be asked. Raises ``ProgramError`` for a program that does not take that in."""
         self._refused += 1
         if self._refused > _DEAF:
             self.fault = ProgramError(
-                f"{self.task.id}: the environment's program goes on asking after EpisodeOverError; let it pass, or "
+                f"{self.task.id}: the environment's program keeps asking after EpisodeOverError; let it propagate, or "
                 "return"
             )
             raise self.fault
@@ -314,7 +314,7 @@ class Play:
     def episode(self, returned: Any) -> Episode:
         """What it came to. Raises ``ProgramError`` for a program that never asked the model."""
         if not self._leaves:
-            raise ProgramError(f"{self.task.id}: the environment's program has ended without an answer of the model")
+            raise ProgramError(f"{self.task.id}: the environment's program ended without an answer from the model")
         return Episode(
             self.task.id,
             list(self._leaves),
@@ -339,15 +339,15 @@ class Play:
             return None if returned is None else _number(returned)
         except Exception as error:  # of whatever the user's types do
             raise ProgramError(
-                f"{self.task.id}: the environment's program returned {type(returned).__name__}, which is no reward "
-                f"({type(error).__name__}: {error}); return a number, or a mapping with score and perhaps prediction, "
-                "correct and turn_rewards"
+                f"{self.task.id}: the environment's program returned {type(returned).__name__}, which is not a reward "
+                f"({type(error).__name__}: {error}); return a number, or a mapping with score and optionally "
+                "prediction, correct and turn_rewards"
             ) from error
 
     def _in_place(self, earned: list[float]) -> list[float]:
         """What each answer has earned, from the order in which they came to that in which they stand in the leaves."""
         if len(self._asked_in) > 1:
-            raise ValueError("turn_rewards are in the order of the answers, and branches of it ask beside each other")
+            raise ValueError("turn_rewards need an order of answers, but the program asks in parallel branches")
         if len(earned) > len(self._answered):
             raise ValueError(f"{len(earned)} turn_rewards for {len(self._answered)} answers of the model")
         of_answer = dict(zip(self._answered, earned, strict=False))
@@ -390,7 +390,7 @@ class Play:
                 if attempt + 1 == self._tries or isinstance(error, WorldGoneError):
                     self.fault = WorldFailedError(
                         f"{self.task.id}: {kind} ({place}) failed {attempt + 1} times, the last time with: {error}. "
-                        "The episode has no reward; start again when what it calls is there"
+                        "The episode has no reward; start again when the called service is available"
                     )
                     raise self.fault from error
                 _log.warning("%s: %s failed and is called again: %s", self.task.id, kind, error)
@@ -485,5 +485,5 @@ class Calls:
 
 def _number(score: Any) -> float:
     if isinstance(score, str | bytes | bytearray):  # as for any other reward
-        raise TypeError("a text is no number")
+        raise TypeError("text is not a number")
     return float(score)

@@ -170,14 +170,12 @@ class Programs:
         if calls:
             oldest = min(calls, key=lambda call: call.since)
             count = "1 call" if len(calls) == 1 else f"{len(calls)} calls"
-            said.append(f"{count} of the environment, the oldest ({oldest.kind}) for {now - oldest.since:.0f} s")
+            said.append(f"{count} of the environment, oldest ({oldest.kind}) for {now - oldest.since:.0f} s")
         idle = {id: since for id, play in self._plays.items() if (since := play.idle_since) is not None}
         if idle and now - min(idle.values()) >= _AT_ITS_OWN_SECONDS:
             longest = min(idle, key=lambda id: idle[id])
-            count = (
-                "1 program neither asks nor calls" if len(idle) == 1 else f"{len(idle)} programs neither ask nor call"
-            )
-            said.append(f"{count}, that of {longest} for {now - idle[longest]:.0f} s")
+            count = "1 program makes" if len(idle) == 1 else f"{len(idle)} programs make"
+            said.append(f"{count} no calls, longest {longest} for {now - idle[longest]:.0f} s")
         return "; ".join(said)
 
     def close(self) -> None:
@@ -191,9 +189,9 @@ class Programs:
                 if attempt + 1 == self._tries:
                     raise WorldFailedError(
                         f"{task.id}: it was lost {self._tries} times, the last time because {lost}. The episode has no "
-                        "reward; start again when what it needs is there"
+                        "reward; start again when everything it needs is available"
                     ) from lost
-                _log.warning("%s is lost and begins anew: %s", task.id, lost)
+                _log.warning("%s was lost and starts over: %s", task.id, lost)
                 await asyncio.sleep(_PAUSE_SECONDS * 2**attempt)
         raise AssertionError
 
@@ -206,7 +204,7 @@ class Programs:
         if record is not None:
             self.continued += 1
             if record.program != self._named:
-                self._begin_anew(task, f"its program was {record.program} and is {self._named}")
+                self._begin_anew(task, f"its program was {record.program} and is now {self._named}")
                 record = None
             elif (reason := self._cannot_go_on(record)) is not None:
                 self._begin_anew(task, reason, expected=True)
@@ -256,7 +254,7 @@ class Programs:
     def _begin_anew(self, task: Task, difference: str, *, expected: bool = False) -> None:
         self.diverged += 1
         if self.diverged == 1 or (not expected and self.diverged > _LOUD_SHARE * self.continued):
-            _log.warning("%s begins anew, %d of %d have: %s", task.id, self.diverged, self.continued, difference)
+            _log.warning("%s starts over (%d of %d so far): %s", task.id, self.diverged, self.continued, difference)
 
 
 class Siblings:
@@ -296,7 +294,7 @@ class Siblings:
             for _, done in group:
                 if not done.done():
                     given_up = isinstance(error, asyncio.CancelledError)
-                    done.set_exception(EngineError("the engines gave the request up") if given_up else error)
+                    done.set_exception(EngineError("the engines gave up the request") if given_up else error)
             return
         for position, result in enumerate(results):
             finished(position, result)
@@ -342,7 +340,7 @@ async def _cancelled(running: Sequence[asyncio.Task[Episode]]) -> None:
         return
     _, deaf = await asyncio.wait(running, timeout=_DEAF_SECONDS)
     if deaf:
-        _log.warning("%d programs go on although their episodes are cancelled; they are ended as they are", len(deaf))
+        _log.warning("%d programs keep running although their episodes are cancelled; they are abandoned", len(deaf))
     for episode in deaf:
         with suppress(Exception):
             episode.get_coro().close()

@@ -160,11 +160,11 @@ def check_answer(request: ReceiptedRequest, result: ReceiptedAnswer) -> None:
     asked = request.sampling.temperature
     wrong = list(_of_another(name, request.id, receipt))
     if receipt.temperature != asked:
-        wrong.append(f"{name} was drawn at temperature {receipt.temperature:g}, not at {asked:g}")
+        wrong.append(f"{name} was sampled at temperature {receipt.temperature:g}, not at {asked:g}")
     if receipt.seed != request.seed:
-        wrong.append(f"{name} was drawn with another seed than its own")
+        wrong.append(f"{name} was sampled with the wrong seed")
     if receipt.prompt != prompt_digest(request.prompt_ids):
-        wrong.append(f"{name} was made for another prompt than its own")
+        wrong.append(f"{name} was generated for another prompt")
     _raise(wrong or list(_changed(name, receipt, result.tokens)), "between driver and engine")
 
 
@@ -179,7 +179,7 @@ def check_episode(episode: Episode) -> None:
             wrong = list(_of_another(name, episode.id._replace(turn=receipt.id.turn), receipt))
             before = (*leaf.prompt_ids, *leaf.tokens.ids[: turn.start].tolist()) if turn.start else leaf.prompt_ids
             if receipt.prompt != prompt_digest(before):
-                wrong.append(f"{name} was made for other tokens than stand before it now")
+                wrong.append(f"{name} was generated for a different context")
             own = leaf.tokens[turn.start : turn.stop]
             wrong = wrong or list(_changed(name, receipt, own, with_prompt=not turn.start))
             _raise(wrong, "between its arrival and the batch")
@@ -199,12 +199,12 @@ def _changed(name: str, receipt: Receipt, tokens: Tokens, *, with_prompt: bool =
             continue  # what was known of what stands before the tokens went to that
         here = slice(number * _DIGEST.size, (number + 1) * _DIGEST.size)
         if receipt.streams[here] != now[here]:
-            yield f"the {words(stream)} of {name} are not those that its engine made"
+            yield f"the {words(stream)} of {name} differ from those that its engine generated"
 
 
 def _raise(wrong: Sequence[str], where: str) -> None:
     if wrong:
         raise ReceiptError(
-            f"{'; '.join(wrong)}: it was changed {where}, and is not trained on. If this comes back after a new start, "
-            "look at the memory and the network of the machines involved; if those are sound, please report it"
+            f"{'; '.join(wrong)}: it was changed {where} and is not trained on. If it happens again after a restart, "
+            "check memory and network of the machines involved; if they are sound, please report it"
         )

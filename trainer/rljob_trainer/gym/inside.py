@@ -28,7 +28,7 @@ _NEXT_SEED = 15485863
 """A prime far larger than most sizes: the package adds a problem's index to its seed."""
 _SEEDS = 2**31
 _MOST_DATASETS = 64
-_REFUSED = {"composite": "write its tasks as several parts, with weights"}
+_REFUSED = {"composite": "list its tasks as several parts with weights"}
 _OWN = ("seed", "size")
 
 
@@ -83,7 +83,7 @@ def dataset_of(name: str, config: dict[str, Any], seed: int, size: int) -> Any:
     gym = imported()
     known = importlib.import_module("reasoning_gym.factory").DATASETS
     if name in _REFUSED:
-        raise TaskError("name", f"the task {name} is made of others", _REFUSED[name])
+        raise TaskError("name", f"the task {name} is composed of other tasks", _REFUSED[name])
     if name not in known:
         raise TaskError(
             "name", f"reasoning-gym has no task {name!r}", _nearest(name, sorted(set(known) - set(_REFUSED)))
@@ -91,13 +91,13 @@ def dataset_of(name: str, config: dict[str, Any], seed: int, size: int) -> Any:
     fields = sorted({field.name for field in dataclasses.fields(known[name][1])} - set(_OWN))
     for wrong in sorted(set(config) - set(fields)):
         if wrong in _OWN:
-            raise TaskError("config", f"{wrong} is the task's own field", f"write it beside config: task.{wrong}")
+            raise TaskError("config", f"{wrong} is a field of the task itself", f"write it as task.{wrong}")
         raise TaskError("config", f"the task {name} has no setting {wrong!r}", _nearest(wrong, fields))
     try:
         made = gym.create_dataset(name, seed=seed, size=size, **config)
     except Exception as problem:  # noqa: BLE001  assertions, of configurations
         said = " ".join(str(problem).split()) or type(problem).__name__
-        raise TaskError("config", f"the task {name} does not take it: {said}", "correct config, or size") from None
+        raise TaskError("config", f"the task {name} does not accept it: {said}", "correct config, or size") from None
     _datasets[key] = made
     while len(_datasets) > _MOST_DATASETS:
         _datasets.popitem(last=False)
@@ -134,8 +134,8 @@ def problem_of(task: dict[str, Any], row: int, held_out: bool) -> dict[str, Any]
     side = "validation" if held_out else "training"
     raise TaskError(
         "config",
-        f"none of {MOST_DRAWS} questions of the task {task['name']} belongs to {side}: it has too few different ones",
-        "widen the numbers in config; one in ten questions is held out for validation",
+        f"none of {MOST_DRAWS} questions of the task {task['name']} belong to {side}: it has too few different ones",
+        "widen the ranges in config; one in ten questions is held out for validation",
     )
 
 

@@ -128,11 +128,11 @@ class GymProcess:
             raise JobFileError(missing(self.python, answer["failed"]))
         about = answer["said"]
         if about["protocol"] != PROTOCOL:
-            raise JobFileError(f"{self.python} speaks protocol {about['protocol']}, and not {PROTOCOL}")
+            raise JobFileError(f"{self.python} speaks protocol {about['protocol']}, not {PROTOCOL}")
         if self._about not in (None, about):
             raise DataError(
-                f"the environment of {self.python} has changed under the run: it had {self._about}, and has {about}; "
-                "put it back as it was"
+                f"the environment of {self.python} has changed during the run: it had {self._about}, now {about}; "
+                "restore it"
             )
         self._about = about
 
@@ -146,11 +146,11 @@ class GymProcess:
                 except _LostError as error:
                     lost = error
                     self._end()
-                    log.warning("the process that makes problems of reasoning-gym was lost (%s) and is replaced", error)
+                    log.warning("the process for reasoning-gym problems was lost (%s) and is replaced", error)
             else:
                 raise UnreachableError(
-                    f"the process of {self.python} that makes problems of reasoning-gym was lost {_TRIES} times in "
-                    f"succession: {lost}; see the output above, give it more memory if it may have run out, and try "
+                    f"the process of {self.python} that generates reasoning-gym problems was lost {_TRIES} times in a "
+                    f"row: {lost}; see the output above, give it more memory if it may have run out, and try "
                     "again"
                 )
         if "wrong" in answer:
@@ -187,7 +187,7 @@ class GymProcess:
         try:
             answer: dict[str, Any] = json.loads(text)
         except ValueError:
-            raise _LostError(f"it said {text[:80]!r}, which is no answer") from None
+            raise _LostError(f"it said {text[:80]!r}, which is not an answer") from None
         if answer.get("number") != self._number:
             raise _LostError("it answered another question")
         return answer
@@ -240,7 +240,6 @@ class GymProcess:
 def missing(python: str, problem: str) -> str:
     """What to do about a package that an interpreter does not have."""
     return (
-        f"reasoning-gym cannot be used with {python} ({problem}). Make an environment for it, `python3 -m venv FOLDER` "
-        f"and `FOLDER/bin/{INSTALL}`, and name it; task.python: FOLDER/bin/python "
-        "(docs/reasoning-gym.md)"
+        f"cannot use reasoning-gym with {python} ({problem}); create an environment with `python3 -m venv FOLDER` and "
+        f"`FOLDER/bin/{INSTALL}`, and set task.python: FOLDER/bin/python (docs/reasoning-gym.md)"
     )

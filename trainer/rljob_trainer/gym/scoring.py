@@ -70,19 +70,19 @@ async def score_answer(sandbox: Sandbox, problem: Mapping[str, Any], answer: str
             said = _said(result, word)
             if said and said[0] == CHANGED:
                 raise ValueError(
-                    f"problem {problem['index']} of the task {problem['name']} is another one than the model was "
-                    "asked: the task does not make the same of the same seed; leave it out of the job"
+                    f"problem {problem['index']} of the task {problem['name']} differs from the one that the model "
+                    "was asked: the task is not reproducible from its seed; remove it from the job"
                 )
             if said and said[0] == MADE:
                 return _verdict(said[1:])
             said_last = result.stderr.strip()[-300:] or "it said nothing"
-            failed = f"the problem was not made ({result.outcome}): {said_last}"
+            failed = f"the problem was not generated ({result.outcome}): {said_last}"
         if attempt + 1 < _TRIES:
             await asyncio.sleep(0.05 * 4**attempt)
     raise RewardWorkerError(
-        f"scoring by reasoning-gym failed {_TRIES} times in succession, which says nothing about the answer: {failed}. "
-        "Try again: the run goes on from its last checkpoint; where problems take longer to make than params.seconds, "
-        "raise it, and where a program ran out of memory, raise reward.sandbox.memoryMegabytes"
+        f"scoring by reasoning-gym failed {_TRIES} times in a row, so the answer could not be judged: {failed}. "
+        "Try again: the run continues from its last checkpoint; if problems take longer to generate than "
+        "params.seconds, raise it; if a program ran out of memory, raise reward.sandbox.memoryMegabytes"
     )
 
 
@@ -99,5 +99,5 @@ def _verdict(said: list[str]) -> GymScore:
         return GymScore(0.0, raised=True)
     score = float(verdict["score"])
     if not 0.0 <= score <= 1.0:
-        raise ValueError(f"the task gave the score {score:g}, which is not within 0 and 1")
+        raise ValueError(f"the task returned the score {score:g}, which is outside 0 to 1")
     return GymScore(score)

@@ -343,7 +343,7 @@ def packed_attention(
     """
     if packed is None:
         if softcap is not None or (sliding_window is not None and sliding_window < key.shape[2]):
-            raise ValueError(f"{type(module).__name__}: soft caps and windows are computed of packed rows only")
+            raise ValueError(f"{type(module).__name__}: soft caps and windows are supported only for packed rows")
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
         return out, None
     if kwargs.get("s_aux") is not None:

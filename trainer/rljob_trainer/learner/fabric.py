@@ -21,7 +21,7 @@ def missing_fabric(seen: Sequence[tuple[str, tuple[str, ...]]]) -> str | None:
     if len(hosts) < 2 or not without:
         return None
     return (
-        f"the trainer's {len(seen)} ranks are on {len(hosts)} hosts, and no RDMA adapter is seen on "
-        f"{', '.join(without)}: NCCL goes by TCP there, many times slower than InfiniBand or RoCE. If the nodes have "
-        "adapters, ask for them in trainer.pod.resources (docs/real-cluster.md)"
+        f"the trainer's {len(seen)} ranks are on {len(hosts)} hosts, but no RDMA adapter is visible on "
+        f"{', '.join(without)}: NCCL uses TCP there, many times slower than InfiniBand or RoCE. If the nodes have "
+        "adapters, request them in trainer.pod.resources (docs/real-cluster.md)"
     )

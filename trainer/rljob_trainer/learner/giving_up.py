@@ -33,4 +33,4 @@ class GivingUp:
             dist.all_reduce(anywhere, dist.ReduceOp.MAX)
             asked = bool(anywhere)
         if asked:
-            raise StepGivenUpError("the step was given up before its first optimizer step")
+            raise StepGivenUpError("the step was abandoned before its first optimizer step")

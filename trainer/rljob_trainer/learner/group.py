@@ -103,14 +103,14 @@ class LearnerGroup:
         options, settings = self._options, self.settings
         deadline = time.monotonic() + options.start_seconds
         asked = options.resources
-        what = f"start ({options.bundle or asked} each; does the cluster have that?)"
+        what = f"start ({options.bundle or asked} each; check that the cluster has that)"
         if options.bundle:
             self.bundles = await reserve(
                 settings.ranks, options.bundle, options.start_seconds, options.nodes, together=options.together
             )
             if self.bundles is None:
                 raise LearnerError(
-                    f"the cluster had no room for {settings.ranks} learner ranks within "
+                    f"the cluster had no resources for {settings.ranks} learner ranks within "
                     f"{options.start_seconds:.0f} s (deadlines.startSeconds): {what}"
                 )
         places = [self.bundles.options(rank) if self.bundles else {} for rank in range(settings.ranks)]
@@ -208,7 +208,7 @@ class LearnerGroup:
 
     def _alive(self) -> list[RankHandle]:
         if self._failed is not None:
-            raise LearnerError(f"the learner has failed before: {self._failed}")
+            raise LearnerError(f"the learner has already failed: {self._failed}")
         return self.handles
 
     async def _gather(
@@ -259,8 +259,8 @@ class LearnerGroup:
             setting = "start" if what.startswith("start") else "progress"
             message = (
                 f"learner rank {listed} did not finish {what} within {seconds:.0f} s (deadlines.{setting}Seconds): "
-                "raise that if the rank is only slow; if it hangs, its log says in what, and all others wait for it in "
-                "a collective"
+                "raise that if the rank is only slow; if it hangs, see its log (all others wait for it in a "
+                "collective)"
             )
         self._failed = message
         self._kill()

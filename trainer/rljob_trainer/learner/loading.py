@@ -64,8 +64,7 @@ class FolderWeights:
         of another shape."""
         if name not in self._files:
             raise JobFileError(
-                f"{self._field}: {self._folder} lacks the tensor {name}, which would begin at random; copy the model "
-                "again"
+                f"{self._field}: {self._folder} lacks the tensor {name}, which would start random; copy the model again"
             )
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         if tuple(tensor.shape) != shape:

@@ -117,7 +117,7 @@ def _chosen(module: Policy | Critic, targets: Iterable[str]) -> list[str]:
         if not found:
             known = sorted({name.rpartition(".")[2] for name in every})
             raise JobFileError(
-                f"spec.model.lora.targets: no linear layer inside of the model's layers is called {target}; there are "
+                f"spec.model.lora.targets: no linear layer of the model's layers is called {target}; use one of "
                 f"{', '.join(known[:_SHOWN])}"
             )
         chosen.update(found)

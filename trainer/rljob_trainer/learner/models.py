@@ -434,7 +434,7 @@ def _load(
 ) -> PreTrainedModel:
     """``unread``: tensors that a folder may lack, since nobody reads them."""
     if (problem := unsupported_by_learner(read_json(folder / "config.json"))) is not None:
-        raise JobFileError(f"{field}: the learner {problem}, as {folder} says; train another model")
+        raise JobFileError(f"{field}: the learner {problem}, see {folder}; train another model")
     # Loading reports go to the driver's log by way of errors only; progress bars of many ranks would garble it.
     transformers_logging.disable_progress_bar()
     load: Any = AutoModelForCausalLM.from_pretrained  # its types know nothing of output_loading_info
@@ -453,7 +453,7 @@ def _load(
         raise
     except ImportError as error:
         raise JobFileError(
-            f"{field}: the model in {folder} cannot be loaded here, since a package is missing ({error}); install "
+            f"{field}: the model in {folder} cannot be loaded, because a package is missing ({error}); install "
             "it, or use another model"
         ) from error
     except Exception as error:  # transformers' many classes raise what they like
@@ -465,14 +465,14 @@ def _load(
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise JobFileError(
-            f"{field}: {folder} lacks the tensor {missing[0]}{more}, which would begin at random; copy the model again"
+            f"{field}: {folder} lacks the tensor {missing[0]}{more}, which would start random; copy the model again"
         )
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise JobFileError(
             f"the model in {folder} ({config.model_type}) has no plain output matrix; "
-            f"choose a model with one ({', '.join(FAMILIES)})"
+            f"use a model with one ({', '.join(FAMILIES)})"
         )
     config.use_cache = False
     if getattr(config, "attention_dropout", 0.0):

@@ -103,7 +103,7 @@ class Resting:
                 return self._pinned(nbytes)
             except RuntimeError as error:
                 self._refused = True
-                _log.warning("CUDA cannot pin %d bytes of host memory: moves take longer (%s)", nbytes, error)
+                _log.warning("CUDA cannot pin %d bytes of host memory: copies are slower (%s)", nbytes, error)
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def moved(self, name: str, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ def prepare(settings: LearnerSettings) -> torch.device:
     if device.type == "cuda":
         if torch.version.cuda is None:
             raise LearnerError(
-                f"the trainer has GPUs, and torch {torch.__version__} is a CPU build: use the GPU image "
+                f"the trainer has GPUs, but torch {torch.__version__} is a CPU build: use the GPU image "
                 "(docker build --build-arg ACCELERATOR=gpu), or `make install ACCELERATOR=gpu`"
             )
         torch.cuda.set_device(device)

@@ -246,8 +246,8 @@ class LearnerRank:
         kept = self._anchor.version
         if version < max(self.version or 0, kept or 0) or (version == kept and version != self.version):
             raise LearnerError(
-                f"learner rank {self.rank} is to publish its weights as version {version}, but has given that number "
-                f"or a later one to others already ({self._held()}); please report this"
+                f"learner rank {self.rank} should publish its weights as version {version}, but has already used that "
+                f"number or a later one ({self._held()}); please report this"
             )
         self.version = version
 
@@ -265,7 +265,7 @@ class LearnerRank:
 
     def _held(self) -> str:
         """The versions of its weights, for messages."""
-        present = "present weights of no version" if self.version is None else f"version {self.version}"
+        present = "weights without a version" if self.version is None else f"version {self.version}"
         return present if self._anchor.version is None else f"{present}, kept version {self._anchor.version}"
 
     # --- training -----------------------------------------------------------------------------------------------------

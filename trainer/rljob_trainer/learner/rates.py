@@ -22,7 +22,7 @@ def learning_rate(settings: OptimizerSettings, update: int, total_updates: int |
     if settings.schedule == "constant":
         return peak
     if total_updates is None:
-        raise ValueError(f"the {settings.schedule} schedule needs to know the number of steps: set stop.steps")
+        raise ValueError(f"the {settings.schedule} schedule needs the number of steps: set stop.steps")
     length = max(1, total_updates - 1 - settings.warmup_steps)
     progress = min(1.0, (update - settings.warmup_steps) / length)
     falling = 0.5 * (1.0 + math.cos(math.pi * progress)) if settings.schedule == "cosine" else 1.0 - progress

@@ -93,9 +93,9 @@ def check(routed_experts: ByteArray | None, model: nn.Module, experts: int) -> N
     largest = int(routed_experts.max(initial=0))
     if layers != len(routers) or any(router.top_k != chosen for router in routers) or largest >= max(experts, 1):
         raise LearnerError(
-            f"the engine's choices are {chosen} experts in each of {layers} layers, up to number {largest}, and the "
-            f"model's {len(routers)} routers choose among {experts}: engine and learner have different models; please "
-            "report this, and remove algorithm.routingReplay until it is mended"
+            f"the engine chose {chosen} experts in each of {layers} layers, up to number {largest}, but the model's "
+            f"{len(routers)} routers choose among {experts}: engine and learner have different models; please report "
+            "this, and remove algorithm.routingReplay until it is fixed"
         )
 
 

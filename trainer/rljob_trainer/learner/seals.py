@@ -53,7 +53,7 @@ def check(batch: SequenceBatch, seals: Seals, rank: int) -> None:
             for name, places in wrong.items()
         )
         raise LearnerError(
-            f"learner rank {rank}: not as the driver sent them: {told}. Nothing was trained on them. Start again: the "
-            "run continues from its last checkpoint; if it happens again, look at the memory and the network of this "
+            f"learner rank {rank}: data differs from what the driver sent: {told}. Nothing was trained on it. Start "
+            "again: the run continues from its last checkpoint; if it happens again, check memory and network of this "
             "rank's machine"
         )

@@ -99,7 +99,7 @@ def save(place: str | Path, models: Sequence[Trained], owner: StateOwner, belong
     except (Exception, CheckpointException) as error:
         away = is_address(place) and not refused(_first(error))
         raise (UnreachableError if away else UnsavedError)(
-            f"the learner's state cannot be written into {place}{_free(place)}: {_reason(error)}; "
+            f"the learner's state cannot be written to {place}{_free(place)}: {_reason(error)}; "
             + (REMEDY if is_address(place) else "make room or choose another folder")
         ) from error
 
@@ -117,12 +117,12 @@ def load(place: str | Path, models: Sequence[Trained], owner: StateOwner, belong
     if belongs_to and description["belongs_to"] != belongs_to:
         raise CheckpointError(
             f"the learner's part in {place} belongs to {description['belongs_to']}, but the driver's part of the "
-            f"checkpoint to {belongs_to}: it was put together from several. Use a checkpoint as it was written"
+            f"checkpoint to {belongs_to}: it was mixed from several checkpoints. Use an unmodified checkpoint"
         )
     for model in models:
         if model.name not in description["updates"]:
             raise CheckpointError(
-                f"{place} holds no {model.name} (it has: {', '.join(description['updates'])}); "
+                f"{place} has no {model.name} (it has: {', '.join(description['updates'])}); "
                 "it was written by a job with another algorithm"
             )
         _check_adapter(description, model, place)
@@ -162,7 +162,7 @@ def load_weights(place: str | Path, model: Trained) -> None:
     files = state_files(place)
     description = _described(files, place)
     if model.name not in description["updates"]:
-        raise CheckpointError(f"{place} holds no {model.name} (it has: {', '.join(description['updates'])})")
+        raise CheckpointError(f"{place} has no {model.name} (it has: {', '.join(description['updates'])})")
     _check_adapter(description, model, place)
     try:
         _quietly(
@@ -181,8 +181,8 @@ def _check_adapter(description: dict[str, Any], model: Trained, place: str | Pat
     if saved is None or own is None:
         what, here = ("an adapter", "a whole model") if own is None else ("a whole model", "an adapter")
         raise CheckpointError(
-            f"the learner's state in {place} is that of {what}, and spec.model.lora asks for {here}: put model.lora "
-            "back as the job had it that wrote it, or start a new run from the model that `rljob export` makes of it"
+            f"the learner's state in {place} is that of {what}, but spec.model.lora asks for {here}: set model.lora as "
+            "in the job that wrote it, or start a new run from the model that `rljob export` makes of it"
         )
     names = {"base_sha256": "the base's manifest"}
     for field, was in saved.items():
@@ -206,10 +206,9 @@ def _misfit(
     if lacking and all(".optimizer." in name for name in lacking):
         if writer != owner.backend:
             return CheckpointError(
-                f"the learner's state in {place} was written by the backend {writer} with an optimizer's state that "
-                f"{owner.backend} does not keep like that (it has no {lacking[0]}); go on with trainer.backend: "
-                f"{writer} and its trainer.optimizer.type, or start a new run from the model that `rljob export` makes "
-                "of it"
+                f"the learner's state in {place} was written by the backend {writer} with an optimizer state that "
+                f"{owner.backend} stores differently (it has no {lacking[0]}); continue with trainer.backend: {writer} "
+                "and its trainer.optimizer.type, or start a new run from the model that `rljob export` makes of it"
             )
         return CheckpointError(
             f"the learner's state in {place} was written with another optimizer (it has no {lacking[0]}); set "
@@ -219,7 +218,7 @@ def _misfit(
         found = listed.get(shard.name)
         if isinstance(found, TensorStorageMetadata) and tuple(found.size) != shard.shape:
             return CheckpointError(
-                f"{shard.name} in {place} has the shape {list(found.size)}, and here {list(shard.shape)}: it "
+                f"{shard.name} in {place} has the shape {list(found.size)}, but here {list(shard.shape)}: it "
                 f"belongs to another model, or was written by a backend ({writer}) that pads it"
             )
     return None
@@ -232,7 +231,7 @@ def _unreadable(place: str | Path, files: StateFiles, error: BaseException) -> C
     else:
         failed = reading_failed(error) or _machine_failed(error) or _list_fails(files)
     if failed:
-        return UnreadableError(f"{sentence}; that says nothing about what is in it: try again")
+        return UnreadableError(f"{sentence}; its content may be intact: try again")
     return CheckpointError(f"{sentence}; the files are damaged or belong to another model")
 
 
@@ -299,7 +298,7 @@ def _check(saved: dict[str, int], read: dict[str, int], place: str | Path) -> No
     parts = sorted({".".join(name.split(".")[:2]) for name in wrong})
     raise CheckpointError(
         f"{', '.join(parts)} in {place}: {len(wrong)} of {len(read)} tensors are not those that were saved with the "
-        f"rest, first {wrong[0]}: they are another run's or another step's. Use a checkpoint as it was written"
+        f"rest, first {wrong[0]}: they belong to another run or step. Use an unmodified checkpoint"
     )
 
 

@@ -25,8 +25,8 @@ _RARELY = 32
 _SMALLEST = 1e-6
 """A learning rate below this share of a parameter may be lost in its rounding."""
 _REMEDY = (
-    "nothing but an update may write there. Start again: the run continues from its last checkpoint; if it happens "
-    "again, look at the memory of that machine and at what else writes into that process"
+    "only an update may change this memory. Start again: the run continues from its last checkpoint; if it happens "
+    "again, check that machine's memory and what else writes to that process"
 )
 
 
@@ -53,21 +53,19 @@ class Untouched:
         moved = [name for name, digest in seen.items() if self._of_frozen[name] != digest]
         if moved:
             raise LearnerError(
-                f"learner rank {self._rank}: the reference has changed: {_listed(moved)}. KL to it would mean nothing; "
+                f"learner rank {self._rank}: the reference has changed: {_listed(moved)}. KL to it is meaningless; "
                 + _REMEDY
             )
         moved = [name for name, digest in self._look_at_bases().items() if self._of_frozen[name] != digest]
         if moved:
             raise LearnerError(
-                f"learner rank {self._rank}: weights that an adapter is trained beside have changed: {_listed(moved)}; "
-                + _REMEDY
+                f"learner rank {self._rank}: frozen weights under an adapter have changed: {_listed(moved)}; " + _REMEDY
             )
         self._kept = found | self._kept
         changed = [name for name, digest in found.items() if self._kept.get(name, digest) != digest]
         if changed:
             raise LearnerError(
-                f"learner rank {self._rank}: {_listed(changed)} changed in memory since the last update, outside of "
-                f"any: {_REMEDY}"
+                f"learner rank {self._rank}: {_listed(changed)} changed in memory after the last update: {_REMEDY}"
             )
 
     @torch.no_grad()
@@ -103,13 +101,13 @@ class Untouched:
             self._told.update(new)
             if new and whole:
                 notes.append(
-                    f"the {trained.name}'s optimizer steps left all of its {len(names)} parameters as they were, with "
-                    f"a gradient of norm {largest_norm[trained.name]:.3g}: nothing is learned"
+                    f"the {trained.name}'s optimizer steps changed none of its {len(names)} parameters, although the "
+                    f"gradient norm was {largest_norm[trained.name]:.3g}: nothing is learned"
                 )
             elif new:
                 notes.append(
-                    f"the {trained.name}'s optimizer steps left {_listed(new)} as they were: no gradient reaches them; "
-                    "look at what freezes them or takes them out of the loss"
+                    f"the {trained.name}'s optimizer steps did not change {_listed(new)}: no gradient reaches them; "
+                    "find out what freezes them or removes them from the loss"
                 )
         return notes
 

@@ -193,8 +193,8 @@ def data_indices_of(placement: Sequence[Placement]) -> int:
     returning = sorted(place.data_index for place in placement if place.returns_outputs)
     if returning != list(range(len(returning))) or {place.data_index for place in placement} != set(returning):
         raise ValueError(
-            "a backend's placement must have data indices 0, 1, ... without a gap and exactly one rank of each that "
-            f"returns outputs; it has {returning} returning, of {sorted({place.data_index for place in placement})}"
+            "a backend's placement must have data indices 0, 1, ... without gaps and exactly one rank of each that "
+            f"returns outputs; {returning} return outputs, of {sorted({place.data_index for place in placement})}"
         )
     return len(returning)
 

@@ -26,6 +26,6 @@ def check_builds(folder: Path, *, trust_remote_code: bool = False) -> None:
         # Its classes raise what they like: KeyError for an unknown activation, ZeroDivisionError ...
         text = " ".join(str(problem).split())
         raise JobFileError(
-            f"{folder / 'config.json'}: transformers can make no model of it ({type(problem).__name__}: {text[:300]}); "
+            f"{folder / 'config.json'}: transformers cannot build this model ({type(problem).__name__}: {text[:300]}); "
             f"{COPY}"
         ) from problem

@@ -64,20 +64,20 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         data = file.read_bytes()
         if data.startswith(codecs.BOM_UTF8):
-            raise JobFileError(f"{file} begins with a byte order mark, which JSON has not; save it without")
+            raise JobFileError(f"{file} begins with a byte order mark, which JSON does not allow; save it without one")
         content = json.loads(data.decode("utf-8"))
     except FileNotFoundError:
-        raise JobFileError(f"{file.parent} has no {file.name}; name a Hugging Face model folder") from None
+        raise JobFileError(f"{file.parent} has no {file.name}; use a Hugging Face model folder") from None
     except OSError as problem:
         raise JobFileError(f"{file} cannot be read ({problem.strerror}); check its permissions") from problem
     except UnicodeDecodeError as problem:
         raise JobFileError(f"{file} is not UTF-8 text (byte {problem.start}); copy the model again") from problem
     except RecursionError:
-        raise JobFileError(f"{file} is nested too deep to be read; copy the model again") from None
+        raise JobFileError(f"{file} is nested too deeply; copy the model again") from None
     except ValueError as problem:
         raise JobFileError(f"{file} is not valid JSON ({problem}); copy the model again") from problem
     if not isinstance(content, dict):
-        raise JobFileError(f"{file} must hold a JSON object; copy the model again")
+        raise JobFileError(f"{file} must contain a JSON object; copy the model again")
     return content
 
 
@@ -118,7 +118,7 @@ def check_config(config: dict[str, Any], file: Path) -> None:
     hidden, heads = text["hidden_size"], text["num_attention_heads"]
     if text.get("head_dim") is None and hidden % heads:
         raise JobFileError(
-            f"{file}: num_attention_heads = {heads} does not divide hidden_size = {hidden}, and there is no head_dim; "
+            f"{file}: num_attention_heads = {heads} does not divide hidden_size = {hidden}, and head_dim is not set; "
             f"{COPY}"
         )
     kv_heads = text.get("num_key_value_heads")
@@ -139,15 +139,15 @@ def _check_known(config: Mapping[str, Any], file: Path) -> None:
     _size(config, "intermediate_size", file)
     for name in ("rms_norm_eps", *_SWITCHES, "hidden_act"):
         if name in config and config[name] is None and name != "use_sliding_window":
-            raise wrong(file, name, "set, or left out", None)
+            raise wrong(file, name, "set or omitted", None)
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if width % 2:
-        raise JobFileError(f"{file}: heads are {width} wide, an odd number that cannot be rotated in pairs; {COPY}")
+        raise JobFileError(f"{file}: the head size {width} is odd, which rotary embeddings do not allow; {COPY}")
     kinds, layers = config.get("layer_types"), config["num_hidden_layers"]
     if kinds is not None and (
         not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(kind, str) for kind in kinds)
     ):
-        raise wrong(file, "layer_types", f"a list of {layers} texts, one for each of num_hidden_layers", kinds)
+        raise wrong(file, "layer_types", f"a list of {layers} strings, one per layer (num_hidden_layers)", kinds)
     if config["model_type"] in GEMMA:
         _check_gemma(config, file)
     if config["model_type"] in MIXTURES:
@@ -224,11 +224,11 @@ def unreplayable(config: Mapping[str, Any]) -> str | None:
     expert k times in it stands for a token of which nothing was told."""
     experts = experts_of(config) if config.get("model_type") in MIXTURES else 0
     if not experts:
-        return "is no mixture of experts whose routers are known"
+        return "is not a mixture of experts with known routers"
     if experts > _TOLD_EXPERTS:
-        return f"has {experts} experts a layer, and choices are told of {_TOLD_EXPERTS} at most"
+        return f"has {experts} experts per layer, but routing is reported for at most {_TOLD_EXPERTS}"
     if config["num_experts_per_tok"] < 2:
-        return "sends a token to one expert, and choices are told of two or more"
+        return "routes a token to one expert, but routing is reported only for two or more"
     return None
 
 
@@ -248,7 +248,7 @@ def _check_rope(rope: Mapping[str, Any], place: str, file: Path) -> None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     for key in _ROPE_NEEDS.get(str(kind), ()):
         if rope.get(key) is None:
-            raise JobFileError(f"{file}: {place} is of the type {kind} and has no {key}; {COPY}")
+            raise JobFileError(f"{file}: {place} has the type {kind} but no {key}; {COPY}")
     if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
         raise JobFileError(f"{file}: {place}.low_freq_factor is not below high_freq_factor; {COPY}")
 
@@ -263,7 +263,7 @@ def check_ids(said: Any, name: str, file: Path, vocabulary: int) -> None:
             raise wrong(file, name, "a token's number", value)
         if not 0 <= value < vocabulary:
             raise JobFileError(
-                f"{file}: {name} = {value} is no row of the embedding, which has vocab_size = {vocabulary}; {COPY}"
+                f"{file}: {name} = {value} is outside the embedding, which has vocab_size = {vocabulary} rows; {COPY}"
             )
 
 
@@ -325,8 +325,8 @@ def unsupported_by_learner(config: Mapping[str, Any]) -> str | None:
     """What the learner does not compute of a checked configuration; None: it computes all of it."""
     family = config.get("model_type")
     if family not in FAMILIES:
-        text = " (of Gemma 3 the text models only, gemma3_text)" if family == "gemma3" else ""
-        return f"knows the model types {', '.join(FAMILIES)}, but this model is a {family!r}{text}"
+        text = " (of Gemma 3 only the text models, gemma3_text)" if family == "gemma3" else ""
+        return f"supports the model types {', '.join(FAMILIES)}, but this model is a {family!r}{text}"
     return next(_variants(config), None)
 
 
@@ -337,17 +337,17 @@ def _variants(config: Mapping[str, Any]) -> Iterator[str]:
     capped = {"gemma2": (), "gemma3_text": (_SCORE_CAP,)}.get(family, (_SCORE_CAP, _LOGIT_CAP))
     for name in (*capped, "logits_scaling", "logit_scale"):
         if config.get(name) not in (None, 1.0):
-            yield f"does not compute {name} in models of the type {family}"
+            yield f"does not support {name} in models of the type {family}"
     if config.get("use_bidirectional_attention"):
-        yield "computes no attention to later tokens (use_bidirectional_attention)"
+        yield "does not support attention to later tokens (use_bidirectional_attention)"
     if config.get("is_causal") is False:
-        yield "computes no attention to later tokens (is_causal: false)"
+        yield "does not support attention to later tokens (is_causal: false)"
     for kind in config.get("layer_types") or ():
         if kind not in LAYER_TYPES:
-            yield f"has no layers of the type {kind!r}, only {' and '.join(LAYER_TYPES)}"
+            yield f"does not support layers of the type {kind!r}, only {' and '.join(LAYER_TYPES)}"
     if family == "gemma2" and config.get("tie_word_embeddings") is False:
         # vLLM would go on using the embedding.
-        yield "takes the output matrix of a gemma2 to be its embedding (tie_word_embeddings: false)"
+        yield "supports gemma2 only with tied embeddings (tie_word_embeddings: false)"
 
 
 def unsupported_by_torch_engine(config: Mapping[str, Any]) -> str | None:
@@ -356,18 +356,18 @@ def unsupported_by_torch_engine(config: Mapping[str, Any]) -> str | None:
         return problem
     family = config["model_type"]
     if family in MIXTURES:
-        return f"computes no mixture of experts ({family})"
+        return f"does not support mixtures of experts ({family})"
     window_is_used = config.get("use_sliding_window", family == "mistral")
     if window_is_used and config.get("sliding_window"):
-        return f"has no windows in models of the type {family} (sliding_window: {config['sliding_window']})"
+        return f"does not support windows in models of the type {family} (sliding_window: {config['sliding_window']})"
     name, known = ("hidden_activation", "gelu_pytorch_tanh") if family in GEMMA else ("hidden_act", "silu")
     if (config.get(name) or known) != known:
-        return f"has no activation {config[name]!r} in models of the type {family}, only {known}"
+        return f"does not support the activation {config[name]!r} in models of the type {family}, only {known}"
     for rope in ropes(config).values():
         if rope["rope_type"] not in ROPE_TYPES:
-            return f"has no RoPE scaling {rope['rope_type']!r}, only linear and llama3"
+            return f"does not support the RoPE scaling {rope['rope_type']!r}, only linear and llama3"
         if float(config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0) != 1.0:
-            return "rotates whole heads only (partial_rotary_factor must be 1)"
+            return "rotates only whole heads (partial_rotary_factor must be 1)"
     return None
 
 

@@ -39,15 +39,15 @@ def read_critic(folder: Path) -> Shape:
         config = read_json(file)
         shape = read_shape(file)
         if shape.untrainable is not None:
-            raise JobFileError(f"the learner {shape.untrainable}, as {file} says; start the critic from another model")
+            raise JobFileError(f"the learner {shape.untrainable}, see {file}; start the critic from another model")
         kinds = _kinds(config)
         scores = any(kind.endswith(_CLASSIFICATION) for kind in kinds)
         if kinds and not scores and not any(kind.endswith(_LANGUAGE_MODEL) for kind in kinds):
             raise JobFileError(
-                f"{folder} is a {', '.join(kinds)}; write a language model, or a reward model (...{_CLASSIFICATION})"
+                f"{folder} is a {', '.join(kinds)}; use a language model, or a reward model (...{_CLASSIFICATION})"
             )
         if scores and (labels := _labels(config)) != 1:
-            raise JobFileError(f"{folder} gives {labels} numbers for a text; write a model with num_labels 1")
+            raise JobFileError(f"{folder} has num_labels {labels}; use a model with num_labels 1")
         stored = stored_tensors(folder)
         # A critic has no use for an output matrix: whether there is one is all the same.
         check_weights(config, file, {name: t for name, t in stored.items() if name != "lm_head.weight"}, tied=True)
@@ -55,11 +55,11 @@ def read_critic(folder: Path) -> Shape:
             found = f"of the shape {list(stored[HEAD].shape)}" if HEAD in stored else "missing"
             raise JobFileError(
                 f"{folder} is a {', '.join(kinds)} whose head {HEAD} [1, {shape.hidden_size}] is {found}; copy the "
-                "model again, or write a language model"
+                "model again, or use a language model"
             )
         if not has_tokenizer(folder):
             raise JobFileError(
-                f"{folder} has no tokenizer, so that nobody knows whether its tokens are the policy's; copy its "
+                f"{folder} has no tokenizer, so its tokens cannot be compared with the policy's; copy its "
                 "tokenizer's files there"
             )
     except JobFileError as error:
@@ -72,19 +72,19 @@ def check_fits(shape: Shape, ways: TrainerParallelism, *, vocabulary: int | None
     than the ``longest`` sequence (None: that is not known), or whose heads the ranks cannot divide."""
     if vocabulary is not None and shape.vocabulary_size < vocabulary:
         raise JobFileError(
-            f"{FIELD}: its embedding has {shape.vocabulary_size} rows, and the policy's has {vocabulary}; start the "
-            "critic from a model with as many"
+            f"{FIELD}: its embedding has {shape.vocabulary_size} rows, but the policy's has {vocabulary}; start the "
+            "critic from a model with the same number"
         )
     if longest is not None and longest > shape.context_length:
         raise JobFileError(
-            f"{FIELD}: its context is {shape.context_length} tokens, and spec.data.maxPromptTokens and "
-            f"spec.rollout.maxResponseTokens are {longest} together; lower one of them, or use another model"
+            f"{FIELD}: its context is {shape.context_length} tokens, but spec.data.maxPromptTokens and "
+            f"spec.rollout.maxResponseTokens add up to {longest}; lower one of them, or use another model"
         )
     context, tensor = ways.context, ways.tensor
     if tensor > 1 and shape.family not in TENSOR_FAMILIES:
         raise JobFileError(
-            f"{FIELD}: layers of {shape.family} are not divided among ranks (but those of "
-            f"{', '.join(TENSOR_FAMILIES)}); use spec.trainer.parallelism.tensor: 1, or another model"
+            f"{FIELD}: tensor parallelism does not support {shape.family} (only {', '.join(TENSOR_FAMILIES)}); use "
+            "spec.trainer.parallelism.tensor: 1, or another model"
         )
     for heads, what, ranks in (
         (shape.kv_heads, "key", tensor),
@@ -104,7 +104,7 @@ def check_same_tokens(critic: PreTrainedTokenizerBase, policy: PreTrainedTokeniz
         if theirs.get(token) != number:
             there = f"the id {theirs[token]}" if token in theirs else "none"
             raise JobFileError(
-                f"{FIELD}: its tokenizer is not the policy's: {token!r} has the id {number} there and {there} here; "
+                f"{FIELD}: its tokenizer differs from the policy's: {token!r} has the id {number} there, {there} here; "
                 "start the critic from a model with the policy's tokenizer"
             )
 

@@ -30,8 +30,8 @@ class FixedModel:
         folder = fetch(self.source, self.field, base=self.base, revision=self.revision)
         if (version := version_of(folder)) != self.version:
             raise JobFileError(
-                f"{self.field}: {folder} is another model on this node (version {version}) than where the driver is "
-                f"({self.version}); write a commit as its revision, or a path that is the same in all pods"
+                f"{self.field}: {folder} is another model on this node (version {version}) than on the driver's node "
+                f"({self.version}); set its revision to a commit, or use a path that is the same in all pods"
             )
         return folder
 

@@ -136,7 +136,7 @@ def _eos_token_ids(path: Path, config: dict[str, Any], of_tokenizer: int | None,
     ids = [i for entry in said for i in (entry if isinstance(entry, list) else [entry]) if i not in (None, -1)]
     if not ids:
         raise JobFileError(
-            f"{path} names no end-of-text token (generation_config.json, config.json, tokenizer_config.json); "
+            f"{path} defines no end-of-text token (generation_config.json, config.json, tokenizer_config.json); "
             "responses would never end: add eos_token_id to config.json"
         )
     return tuple(dict.fromkeys(ids))

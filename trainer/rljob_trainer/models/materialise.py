@@ -86,7 +86,7 @@ def fetch(
         return local
     name = source.removeprefix("hf://")
     if not source.startswith("hf://") and (name.count("/") > 1 or name.startswith((".", "/", "~"))):
-        raise JobFileError(f"{field}: there is no folder {local}; write a model folder or a hub id (owner/name)")
+        raise JobFileError(f"{field}: there is no folder {local}; use a model folder or a hub id (owner/name)")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -96,9 +96,9 @@ def fetch(
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as problem:
         first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
         raise JobFileError(
-            f"{field}: {source!r} is neither a folder ({local}) nor could it be fetched from the hub ({first_line}). "
-            "Check the name; for a gated model set HF_TOKEN; without a network, download it elsewhere with "
-            f"`hf download {name}` and give its path, or copy that cache and set HF_HOME and HF_HUB_OFFLINE=1"
+            f"{field}: {source!r} is not a folder ({local}) and could not be fetched from the hub ({first_line}). "
+            "Check the name; for a gated model, set HF_TOKEN; without a network, download it elsewhere with "
+            f"`hf download {name}` and use its path, or copy that cache and set HF_HOME and HF_HUB_OFFLINE=1"
         ) from problem
 
 
@@ -112,11 +112,11 @@ def _download(url: str, target: Path, field: str) -> None:
     import fsspec
 
     if url.startswith("pvc://"):
-        raise JobFileError(f"{field}: {url} is a volume of the cluster; on this machine give the path of a local copy")
+        raise JobFileError(f"{field}: {url} is a volume of the cluster; on this machine, use the path of a local copy")
     try:
         files, root = fsspec.url_to_fs(url)
         if not files.isdir(root):
-            raise FileNotFoundError("there is no such folder")
+            raise FileNotFoundError("no such folder")
         files.get(root.rstrip("/") + "/", f"{target}/", recursive=True)
     except (FileNotFoundError, PermissionError, ImportError, ValueError) as problem:
         raise JobFileError(
@@ -149,7 +149,7 @@ def _is_readable(folder: Path) -> bool:
     try:
         read_folder(folder)
     except JobFileError as problem:
-        _log.warning("the model is made again: %s", problem)
+        _log.warning("the random model is created again: %s", problem)
         return False
     return True
 

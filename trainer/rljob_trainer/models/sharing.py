@@ -30,9 +30,9 @@ def on_shared_storage(model: ModelFolder, storage: Path, target: Path | None) ->
         return model
     if target is None:
         raise JobFileError(
-            f"spec.model: the model is in {model.path}, where other nodes cannot see it; put it into a volume and "
-            "write pvc://claim/path, or set spec.checkpoint.uri to pvc://claim/path or s3://bucket/path, so that it "
-            "can be copied there"
+            f"spec.model: the model is in {model.path}, which other nodes cannot read; put it into a volume and use "
+            "pvc://claim/path, or set spec.checkpoint.uri to pvc://claim/path or s3://bucket/path, so that it can be "
+            "copied there"
         )
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -80,7 +80,7 @@ def fetch_model(folder: Path, address: str) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         if bucket.read(_COPIED) is None:
-            raise JobFileError(f"there is no whole model in {address}; was it removed while the job ran?")
+            raise JobFileError(f"there is no complete model in {address}; it may have been removed during the run")
         for name in bucket.files():
             bucket.download(name, partial / name)
         partial.rename(folder)

@@ -71,7 +71,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
         # Whatever its many classes, or the tokenizers library (whose panics are no Exception), stumble over.
         lines = str(problem).strip().splitlines() or [""]
         raise JobFileError(
-            f"{folder} holds no tokenizer that transformers can load ({type(problem).__name__}: {lines[0]}); {COPY}"
+            f"transformers cannot load the tokenizer in {folder} ({type(problem).__name__}: {lines[0]}); {COPY}"
         ) from problem
     return tokenizer
 

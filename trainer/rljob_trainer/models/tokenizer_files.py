@@ -52,7 +52,7 @@ def read_tokenizer(folder: Path, *, of_model: bool = True) -> TokenizerFiles:
     """``of_model`` False: the job names the folder for its tokenizer. Raises ``JobFileError`` naming the file, and the
     field in it, that is wrong."""
     if not has_tokenizer(folder):
-        another = "set spec.model.tokenizer" if of_model else "name another folder"
+        another = "set spec.model.tokenizer" if of_model else "use another folder"
         raise JobFileError(
             f"{folder} has no tokenizer (tokenizer.json ...); copy the model's tokenizer files there or {another}"
         )
@@ -81,7 +81,7 @@ def read_tokenizer(folder: Path, *, of_model: bool = True) -> TokenizerFiles:
         around = tokenizer.encode("").ids
         ids = [*around, *tokenizer.encode("0").ids]
     except Exception as problem:
-        raise JobFileError(f"{folder / FAST} cannot encode a text ({problem}); {COPY}") from problem
+        raise JobFileError(f"{folder / FAST} cannot encode text ({problem}); {COPY}") from problem
     return TokenizerFiles(
         folder,
         max([highest, *ids]) + 1,
@@ -101,7 +101,7 @@ def check_size(tokenizer: TokenizerFiles, vocabulary: int, field: str) -> None:
 
 def too_large(size: int, vocabulary: int, which: str) -> JobFileError:
     return JobFileError(
-        f"{which} has {size} tokens, but the model's embedding only {vocabulary} rows (vocab_size in config.json); "
+        f"{which} has {size} tokens, but the model's embedding has only {vocabulary} rows (vocab_size in config.json); "
         "use the tokenizer that belongs to the model"
     )
 
@@ -116,7 +116,7 @@ def _backend(file: Path) -> Any:
         raise
     except BaseException as problem:  # noqa: BLE001
         # The library raises bare Exception, and something that is not even one where its own code gives up.
-        raise JobFileError(f"{file} is no tokenizer that can be read ({problem}); {COPY}") from None
+        raise JobFileError(f"{file} is not a readable tokenizer ({problem}); {COPY}") from None
 
 
 def _special_tokens(settings: dict[str, Any], file: Path) -> dict[str, str]:
@@ -184,7 +184,7 @@ def check_template(text: str, place: str) -> None:
         line = getattr(problem, "lineno", None)
         where = f"line {line}: " if line else ""
         raise JobFileError(
-            f"{place} is no Jinja template ({where}{problem or type(problem).__name__}); correct it"
+            f"{place} is not a Jinja template ({where}{problem or type(problem).__name__}); correct it"
         ) from None
 
 

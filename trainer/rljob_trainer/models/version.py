@@ -30,7 +30,7 @@ def version_of(folder: Path) -> str:
     digest = hashlib.sha256()
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
-        raise JobFileError(f"{folder} has no *.safetensors; write a Hugging Face model folder")
+        raise JobFileError(f"{folder} has no *.safetensors; use a Hugging Face model folder")
     try:
         for name in _READ_WHOLE:
             if (file := folder / name).exists():

@@ -64,10 +64,10 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
                 for name in tensors.keys():  # noqa: SIM118 (not a dict)
                     part = tensors.get_slice(name)
                     if name in found:
-                        raise JobFileError(f"{file} and {found[name].file} both hold {name}; {COPY}")
+                        raise JobFileError(f"{file} and {found[name].file} both contain {name}; {COPY}")
                     found[name] = Stored(file, str(part.get_dtype()), tuple(part.get_shape()))
         except (SafetensorError, OSError, ValueError, OverflowError) as problem:
-            raise JobFileError(f"{file} is damaged or cut short ({problem}); copy the model again") from problem
+            raise JobFileError(f"{file} is damaged or truncated ({problem}); copy the model again") from problem
     if not (folder / WHOLE).exists():
         _check_index(folder / INDEX, found)
     return found
@@ -90,12 +90,12 @@ def weight_files(folder: Path) -> list[Path]:
         places = sorted(set(_weight_map(folder / INDEX).values()))
         for place in places:
             if not (folder / place).is_file() or Path(place).name != place:
-                raise JobFileError(f"{folder / INDEX}: weight_map speaks of {place}, which is not there; {COPY}")
+                raise JobFileError(f"{folder / INDEX}: weight_map refers to {place}, which is missing; {COPY}")
         return [folder / place for place in places]
     some = sorted(folder.glob("*.safetensors"))
     if some:
         raise JobFileError(
-            f"{folder} has {some[0].name}, but neither {WHOLE} nor {INDEX}, by which a model's files are found; {COPY}"
+            f"{folder} has {some[0].name}, but neither {WHOLE} nor {INDEX}, which list a model's files; {COPY}"
         )
     raise JobFileError(
         f"{folder} has no *.safetensors file; convert the model with transformers' save_pretrained first"
@@ -105,7 +105,7 @@ def weight_files(folder: Path) -> list[Path]:
 def _weight_map(file: Path) -> dict[str, str]:
     listed = read_json(file).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(place, str) for place in listed.values()):
-        raise JobFileError(f"{file}: weight_map must say of each tensor in which file it is; {COPY}")
+        raise JobFileError(f"{file}: weight_map must map each tensor to its file; {COPY}")
     return listed
 
 
@@ -114,7 +114,7 @@ def _check_index(file: Path, found: Mapping[str, Stored]) -> None:
     listed = _weight_map(file)
     for name, place in listed.items():
         if name not in found or found[name].file.name != place:
-            raise JobFileError(f"{file}: weight_map says that {name} is in {place}, and it is not there; {COPY}")
+            raise JobFileError(f"{file}: weight_map says that {name} is in {place}, but it is not; {COPY}")
 
 
 def check_weights(config: dict[str, Any], file: Path, found: Mapping[str, Stored], *, tied: bool) -> None:
@@ -125,8 +125,8 @@ def check_weights(config: dict[str, Any], file: Path, found: Mapping[str, Stored
     text = text_part(config, file)
     if config.get("quantization_config"):
         raise JobFileError(
-            f"{file}: the model is quantised (quantization_config), and only {', '.join(_FLOATS)} can be trained; take "
-            "the model's unquantised weights"
+            f"{file}: the model is quantized (quantization_config), but only {', '.join(_FLOATS)} can be trained; use "
+            "the model's unquantized weights"
         )
     if config.get("model_type") in FAMILIES:
         _check_known(config, file, found, tied)
@@ -151,14 +151,14 @@ def _check_known(config: dict[str, Any], file: Path, found: Mapping[str, Stored]
         expected[name] = shape
         if name not in found:
             some = next(iter(found.values())).file.parent if found else file.parent
-            raise JobFileError(f"{some} lacks the tensor {name}, which {file.name} needs ({fields}); {COPY}")
+            raise JobFileError(f"{some} lacks the tensor {name}, which {file.name} requires ({fields}); {COPY}")
         tensor = found[name]
         if tensor.shape != shape:
             raise _contradiction(name, tensor, shape, file, fields)
         if tensor.dtype not in _FLOATS:
             raise JobFileError(
-                f"{tensor.file}: {name} is stored as {tensor.dtype}, and only {', '.join(_FLOATS)} can be trained; "
-                "take the model's unquantised weights"
+                f"{tensor.file}: {name} is stored as {tensor.dtype}, but only {', '.join(_FLOATS)} can be trained; "
+                "use the model's unquantized weights"
             )
     for name, tensor in found.items():
         if name not in expected and not name.endswith(_DERIVED) and _OWN.match(name):
@@ -168,7 +168,7 @@ def _check_known(config: dict[str, Any], file: Path, found: Mapping[str, Stored]
                 if tensor.shape != shape:
                     raise _contradiction(name, tensor, shape, file, "vocab_size, hidden_size")
                 continue
-            raise JobFileError(f"{tensor.file}: {file.name} foresees no tensor {name}, it would be left out; {COPY}")
+            raise JobFileError(f"{tensor.file}: {file.name} defines no tensor {name}, so it would be ignored; {COPY}")
 
 
 def _expected(config: Mapping[str, Any], tied: bool) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
@@ -224,14 +224,14 @@ def _experts(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, tupl
 
 def _contradiction(name: str, tensor: Stored, expected: tuple[int, ...], file: Path, fields: str) -> JobFileError:
     return JobFileError(
-        f"{tensor.file}: {name} has the shape {list(tensor.shape)}, and {file.name} speaks of {list(expected)} "
+        f"{tensor.file}: {name} has the shape {list(tensor.shape)}, but {file.name} requires {list(expected)} "
         f"({fields}); {COPY}"
     )
 
 
 def _layers(file: Path, said: int, there: int, found: Mapping[str, Stored]) -> JobFileError:
     some = next(iter(found.values())).file
-    return JobFileError(f"{file}: num_hidden_layers = {said}, but {some.parent} holds the weights of {there}; {COPY}")
+    return JobFileError(f"{file}: num_hidden_layers = {said}, but {some.parent} has the weights of {there}; {COPY}")
 
 
 def check_values(folder: Path) -> None:
@@ -270,9 +270,9 @@ def _not_finite(file: Path) -> JobFileError | None:
                 if odd.size:
                     what = "NaN" if (odd & mantissa).any() else "an infinity"
                     return JobFileError(
-                        f"{file}: {name} holds {what}, so that every loss would be NaN; copy the model again, or "
-                        "take another checkpoint of it"
+                        f"{file}: {name} contains {what}, so every loss would be NaN; copy the model again, or use "
+                        "another checkpoint of it"
                     )
     except (ValueError, OSError) as problem:
-        return JobFileError(f"{file} is damaged or cut short ({problem}); copy the model again")
+        return JobFileError(f"{file} is damaged or truncated ({problem}); copy the model again")
     return None

@@ -199,8 +199,8 @@ class Pipeline:
         samples = self.rollout.waiting_for(*self.schedule.awaited(last=self._exhausted))
         late = self.schedule.late(last=self._exhausted) if self.schedule.settings.on_deadline == "wait" else []
         if late:
-            groups = "1 group" if len(late) == 1 else f"{len(late)} groups"
-            samples += f"; for {groups} alone, as pipeline.staleness.onDeadline: wait says"
+            groups = "1 late group holds" if len(late) == 1 else f"{len(late)} late groups hold"
+            samples += f"; only {groups} up the batch (pipeline.staleness.onDeadline: wait)"
         return f"prompts to be read; {samples}" if self._reading else samples
 
     def _finished_at(self) -> float:
@@ -223,8 +223,8 @@ class Pipeline:
                     raise _not_read(seconds) from None
                 raise DeadlineError(
                     f"{wait.sentence}. No sample was finished within {seconds:.0f} s (deadlines.progressSeconds). "
-                    "If samples take that long, raise it or shorten rollout.maxResponseTokens; if not, the log of the "
-                    "engine that is named should tell what it hangs in."
+                    "If samples take that long, raise it or shorten rollout.maxResponseTokens; otherwise, check the "
+                    "log of the named engine to see where it hangs."
                 ) from None
 
     async def _end_late(self) -> bool:
@@ -376,17 +376,17 @@ def _none_left(dropped: int, reason: str, unscored: UnscoredError | None) -> RLJ
     """What is said when groups are dropped one after the other; ``unscored``: why the last of them was."""
     told = f"{dropped} prompt groups were dropped before a batch was full"
     if unscored is not None:
-        return UnscoredError(f"{told}, the last of them because it has no reward. {unscored}", unscored.exit_code)
+        return UnscoredError(f"{told}, the last one because it has no reward. {unscored}", unscored.exit_code)
     return DataError(
-        f"{told} ({reason}). The reward hardly tells samples apart: look at the generations in the output folder, "
-        "switch algorithm.groupFilter off, or raise its maxBatches."
+        f"{told} ({reason}). The reward hardly distinguishes samples: look at the generations in the output folder, "
+        "disable algorithm.groupFilter, or raise its maxBatches."
     )
 
 
 def _not_read(seconds: float) -> DeadlineError:
     return DeadlineError(
-        f"the next prompts were not read within {seconds:.0f} s (deadlines.progressSeconds). Look whether the storage "
-        "with spec.data.train answers, and try again"
+        f"reading the next prompts took longer than {seconds:.0f} s (deadlines.progressSeconds). Check that the "
+        "storage with spec.data.train answers, and try again"
     )
 
 

@@ -53,8 +53,8 @@ class ScheduleSettings:
     def __post_init__(self) -> None:
         if self.groups_per_pull < 1 or self.groups_per_version % self.groups_per_pull:
             raise ValueError(
-                f"a version trains {self.groups_per_version} groups, "
-                f"which is not a multiple of a pull of {self.groups_per_pull}"
+                f"a version trains on {self.groups_per_version} groups, "
+                f"which is not a multiple of the {self.groups_per_pull} groups of a pull"
             )
 
 

@@ -145,7 +145,7 @@ class Dispatch(ABC):
 
     def waiting_for(self) -> str:
         """In a few words: where the oldest request runs, and what keeps others from an engine."""
-        return self._members.waiting_for(self.queued, paused=self._paused) or "no request is under way"
+        return self._members.waiting_for(self.queued, paused=self._paused) or "no request is running"
 
     def progress(self) -> list[int]:
         """For each group that ``generate`` has not returned, how many of its requests are finished."""
@@ -189,9 +189,9 @@ class Dispatch(ABC):
                 await patiently(self._handed_back, lambda: max(began, self.finished_at) + seconds)
         except TimeoutError:
             raise DeadlineError(
-                f"running requests are to finish before the weights change, and none did within {seconds:g} s "
+                f"running requests must finish before the weights change, but none did within {seconds:g} s "
                 f"(deadlines.progressSeconds): {self.waiting_for()}. If responses take that long, raise it, shorten "
-                "rollout.maxResponseTokens, or let them be interrupted (pipeline.partialRollout: recompute)."
+                "rollout.maxResponseTokens, or allow interruptions (pipeline.partialRollout: recompute)."
             ) from None
 
     # ------------------------------------------------------------------ to the engines
@@ -396,7 +396,7 @@ class Dispatch(ABC):
                 if not pending.done.done():
                     pending.done.set_exception(error)
             else:
-                log.warning("%s; it is made again", error)
+                log.warning("%s; it is generated again", error)
                 self._queue.appendleft([pending])
             return False
         return True

@@ -120,7 +120,7 @@ class EngineCount:
             self.loss = None
         for loss in self._pool.losses[self._known_losses :]:
             if not loss.has_answered:
-                self.loss = f"engine {loss.name} was lost before it had finished anything: {loss.reason}"
+                self.loss = f"engine {loss.name} was lost before it finished any request: {loss.reason}"
                 self._lost_at = asyncio.get_running_loop().time()
         self._known_losses = len(self._pool.losses)
 
@@ -142,11 +142,11 @@ class EngineCount:
                 raise
         except (EngineError, DeadlineError) as error:
             self.problem = error
-            log.warning("engine %s does not come up: %s", name, error)
+            log.warning("engine %s does not start: %s", name, error)
             await asyncio.sleep(_PAUSE_SECONDS)
             return
         self.problem = None
-        log.info("%s has joined: %d serve", _called(handle), len(self._pool.serving))
+        log.info("%s has joined: %d engines serving", _called(handle), len(self._pool.serving))
 
     async def _leave(self, name: str) -> None:
         async with self._between(f"engine {name}", f"engine {name} leaves", _LEAVE_SECONDS):
@@ -155,7 +155,7 @@ class EngineCount:
                 return
             await self._pool.remove(name)
             self._gone(handle)
-        log.info("%s has left: %d serve", _called(handle), len(self._pool.serving))
+        log.info("%s has left: %d engines serving", _called(handle), len(self._pool.serving))
 
     def _gone(self, handle: EngineHandle) -> None:
         """Remembers where an engine was, unless another one is there too."""

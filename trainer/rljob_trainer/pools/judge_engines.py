@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 _TITLE = "the judge pool"
 _FIELD = "spec.judge.model.source"
-_REMEDY = "the log says why; correct spec.judge, or give its pods what they lack"
+_REMEDY = "see the log; correct spec.judge, or give its pods more resources"
 _ALL = 1 << 20
 """Questions at once: those that no engine has room for wait here."""
 _LOOK_SECONDS = 0.5
@@ -78,7 +78,7 @@ def served_judge(pool: JudgePool, base: Path, now: datetime | None = None) -> Se
     folder = read_folder(files.folder(), field=_FIELD)
     if pool.engine == "torch" and folder.unsupported is not None:
         raise JobFileError(
-            f"spec.judge.engine: the torch engine {folder.unsupported}, as {folder.path} says; use engine: vllm"
+            f"spec.judge.engine: the torch engine {folder.unsupported}, see {folder.path}; use engine: vllm"
         )
     wanted = pool.max_context_tokens
     if wanted is not None and wanted > folder.context_length:
@@ -171,7 +171,7 @@ class JudgeEngines:
                     if asyncio.get_running_loop().time() >= deadline:
                         known = self._count.problem or self._count.loss
                         why = f": {known}" if known else f" within {patience:.0f} s"
-                        raise RewardWorkerError(f"no engine of the judge comes up{why}; {_REMEDY}")
+                        raise RewardWorkerError(f"no engine of the judge starts{why}; {_REMEDY}")
                     await asyncio.sleep(_LOOK_SECONDS)
             return self._served
 
@@ -200,14 +200,14 @@ class JudgeEngines:
                 await patiently(answered, question.due)
             if question.is_given_up:
                 raise QuestionLostError(
-                    f"{_TRIES} engines were lost while they had it in hand, the last of them because: "
+                    f"{_TRIES} engines were lost while answering it, the last one because: "
                     f"{self._pool.losses[-1].reason}"
                 )
             (result,) = task.result()
             return result
         except TimeoutError:
             quiet = loop.time() - max(began, self._pool.finished_at)
-            raise AwayError(f"{self._reason()}, and none was answered for {quiet:.1f} s") from None
+            raise AwayError(f"{self._reason()}; no answer for {quiet:.1f} s") from None
         except ValueError as error:
             raise QuestionError(described_error(error)) from error
         except (EngineError, DeadlineError) as error:
@@ -303,15 +303,15 @@ class JudgeEngines:
 
     def _reason(self) -> str:
         standings = [standing for standing in self.standings() if standing.state == "serving"]
-        said = f"{len(standings)} of {self.wanted} engines" if standings else f"engines: none of {self.wanted} is there"
+        said = f"{len(standings)} of {self.wanted} engines" if standings else f"engines: 0 of {self.wanted} are up"
         parts = [said]
         if running := sum(standing.running for standing in standings):
             oldest = max(standing.seconds for standing in standings)
-            parts[0] += f" to answer {running} questions, the oldest for {oldest:.1f} s"
+            parts[0] += f" to answer {running} questions, oldest {oldest:.1f} s"
         if self.waiting:
-            parts.append(f"{self.waiting} more are in the queue")
+            parts.append(f"{self.waiting} more in the queue")
         if not standings and self._count.problem is not None:
-            parts.append(f"the last did not come up: {self._count.problem}")
+            parts.append(f"the last one failed to start: {self._count.problem}")
         elif self._count.loss is not None:
             parts.append(self._count.loss)
         return "; ".join(parts)
@@ -351,8 +351,8 @@ class JudgeAsker:
         prompt = await asyncio.to_thread(_ids, self._served, body["messages"])
         if len(prompt) + sampling.max_tokens > self._served.context:
             self._does_not_fit(
-                f"it has {len(prompt)} tokens, which with maxTokens = {sampling.max_tokens} is more than the judge's "
-                f"context of {self._served.context}",
+                f"it has {len(prompt)} tokens, which with maxTokens = {sampling.max_tokens} exceed the judge's context "
+                f"of {self._served.context}",
                 never=sampling.max_tokens >= self._served.context,
             )
         self._has_fitted = True
@@ -369,8 +369,8 @@ class JudgeAsker:
         if never or (self._unfit >= _UNFIT and not self._has_fitted):
             which = "no question can fit" if never else f"none of the first {self._unfit} questions fits"
             raise JobFileError(
-                f"spec.judge.maxContextTokens: {which} (of the last: {problem}); raise it as far as the model "
-                f"allows, or lower maxTokens of the judge {self._part}, or rollout.maxResponseTokens"
+                f"spec.judge.maxContextTokens: {which} (the last one: {problem}); raise it as far as the model "
+                f"allows, or lower maxTokens of the judge {self._part} or rollout.maxResponseTokens"
             )
         raise QuestionError(problem)
 
@@ -415,7 +415,7 @@ def _wrong_with(chat: ChatTemplate, messages: Sequence[Mapping[str, str]]) -> st
         rendered = chat.render(messages)
     except Exception as problem:  # noqa: BLE001  a template raises what it likes
         return f"cannot render a question ({described_error(problem)})"
-    return None if all(word in rendered for word in _WORDS) else "leaves out what a question says"
+    return None if all(word in rendered for word in _WORDS) else "drops the content of a question"
 
 
 def _purpose(part: str) -> str:

@@ -27,12 +27,12 @@ class Lent:
         """
         here = [member for member in self.members if member.state == "lent"]
         if not here:
-            raise EngineLostError("the engines that were lent are lost")
+            raise EngineLostError("the engines lent to validation are lost")
         return await self.ask(min(here, key=lambda member: member.budget), requests, finished)
 
     def waiting_for(self) -> str:
         """One sentence: what is under way."""
-        return ", ".join(f"engine {m.handle.name} has {len(m.pending)} requests in hand" for m in self.members)
+        return ", ".join(f"engine {m.handle.name} has {len(m.pending)} requests" for m in self.members)
 
     def give_back(self) -> None:
         """They serve the pool again as soon as they have its weights. Not while a publication is under way."""

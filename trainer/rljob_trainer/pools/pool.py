@@ -152,7 +152,7 @@ class RolloutPool(Dispatch):
             if member is None or member.state != "joining":
                 continue
             if self.published is not None and member.holds != self.published:
-                has = "the manifest of no version" if member.holds is None else str(member.holds)
+                has = "no known version" if member.holds is None else str(member.holds)
                 raise EngineError(f"engine {name} cannot serve {self.published}: it holds {has}; please report this")
             member.serves()
         for member in self._members.values():
@@ -185,7 +185,7 @@ class RolloutPool(Dispatch):
             return
         again = [request for request, pending in member.pending.items() if not pending.done.done()]
         is_lent = member.state == "lent"
-        then = "requests of its borrower fail" if is_lent else "requests are made again"
+        then = "validation requests fail" if is_lent else "requests are generated again"
         log.warning("engine %s is lost (%s); %d %s", name, reason, len(again), then)
         self.losses.append(LostEngine(name, reason, member.has_answered))
         if again and not is_lent and self._made_again is not None:
@@ -219,9 +219,7 @@ class RolloutPool(Dispatch):
             try:
                 return await replace(name)
             except EngineLostError as error:
-                log.warning(
-                    "a replacement for engine %s is lost in its start (%s); another one is started", name, error
-                )
+                log.warning("a replacement for engine %s was lost during start (%s); starting another one", name, error)
         return await replace(name)
 
     async def _start_replacement(self, name: str) -> None:

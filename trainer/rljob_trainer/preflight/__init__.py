@@ -57,10 +57,10 @@ def _checkpoint(job: RLJob, base: Path) -> Iterator[Violation]:
     if not existing.is_dir():
         yield Violation(path, f"{existing} is a file, not a folder", "choose another folder")
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield Violation(path, f"{existing} cannot be written", "choose another folder, or change its permissions")
+        yield Violation(path, f"{existing} is not writable", "choose another folder, or change its permissions")
 
 
 def _restore(job: RLJob, base: Path) -> Iterator[Violation]:
     folder = local_path(job.spec.restore.from_, base) if job.spec.restore else None
     if folder is not None and not folder.is_dir():
-        yield Violation("spec.restore.from", f"there is no folder {folder}", "write the folder of a checkpoint or job")
+        yield Violation("spec.restore.from", f"there is no folder {folder}", "use that of a checkpoint or run")

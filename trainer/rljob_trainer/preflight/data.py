@@ -47,14 +47,14 @@ def _chat(found: Readable, tokenizer: KnownTokenizer) -> Iterator[Violation]:
     if data.chat == "always" and not tokenizer.has_template:
         yield Violation(
             "spec.data.chat",
-            "always needs a tokenizer with a chat template, and the model's has none",
-            "set spec.model.chatTemplate, or chat: never",
+            "always needs a tokenizer with a chat template, but the model's has none",
+            "set spec.model.chatTemplate, or use chat: never",
         )
     elif data.system_prompt and (data.chat == "never" or not tokenizer.has_template):
         yield Violation(
             "spec.data.systemPrompt",
-            "needs a chat template, and none is applied here",
-            "write the text into the template of spec.data.prompt instead",
+            "needs a chat template, but none is applied here",
+            "put the text into the template of spec.data.prompt instead",
         )
 
 
@@ -100,7 +100,7 @@ def _source(
 
             rows = open_rows(part.source, split=part.split, limit=part.limit, base=base, field=field)
             if len(rows) == 0:
-                yield Violation(field, f"{part.source} has no rows", "name a file with at least one")
+                yield Violation(field, f"{part.source} has no rows", "use a file with at least one row")
                 return
             present, row = rows.columns, dict(rows[0])
     except (DataError, JobFileError) as error:
@@ -127,7 +127,7 @@ def _source(
             yield Violation(
                 place,
                 f'{where} has no column "{name}"; it has {", ".join(present)}',
-                f"did you mean {close}?" if close else "name one of them",
+                f"did you mean {close}?" if close else "use one of them",
             )
             continue
         if rows is None or not found.says(f"{path}.limit"):
@@ -147,7 +147,7 @@ def _source(
                 field,
                 f'{rows.place(index)}: the column "{name}", which the reward function {reward} compares with, is null '
                 "or NaN",
-                "fill it, or remove the row",
+                "fill it in, or remove the row",
             )
     if whole and rows is not None and answer is not None and found.says(answered_by, f"{path}.limit", "spec.reward"):
         yield from _answers(found, part, field, rows, answer)
@@ -269,7 +269,7 @@ def _prompts(
         if text is None:
             continue
         if not text and not uses_chat and tokenizer.fills_empty is False:
-            yield Violation(field, f"{rows.place(index)}: the prompt has no tokens", "remove the row or fill it")
+            yield Violation(field, f"{rows.place(index)}: the prompt has no tokens", "remove the row or fill it in")
             return
         if tokenizer.lacks_characters_of(text):
             yield as_violation(unknown_characters(rows.place(index), text), field)

@@ -33,8 +33,8 @@ def check_lora(found: Readable, base: Path) -> Iterator[Violation]:
             close = did_you_mean(target, last)
             yield Violation(
                 path,
-                f"no layer of the model has a matrix called {target}; there are {', '.join(last)}",
-                f"did you mean {close}?" if close else "name some of them, or leave targets out for all",
+                f"no layer of the model has a matrix called {target}; it has {', '.join(last)}",
+                f"did you mean {close}?" if close else "use some of them, or remove targets to use all",
             )
 
 

@@ -78,7 +78,7 @@ def check_model(found: Readable, base: Path) -> Iterator[Violation]:
         elif folder is not None and _may_be_hub_id(source):
             yield from _model_of_the_hub(found, source)
         elif folder is not None:
-            yield Violation(path, f"there is no folder {folder}", "write a model folder or a hub id (owner/name)")
+            yield Violation(path, f"there is no folder {folder}", "use a model folder or a hub id (owner/name)")
     rows = None if shape is None else shape.vocabulary_size
     yield from _tokenizer("spec.model.tokenizer", model.tokenizer, base, rows)
 
@@ -170,7 +170,7 @@ def _shape(found: Readable, shape: Shape) -> Iterator[Violation]:
     if engine == "vllm" and shape.head_dim < 32:
         yield Violation(
             "spec.model.source",
-            f"its heads are {shape.head_dim} wide, and vLLM needs 32 or more",
+            f"its head size is {shape.head_dim}, but vLLM needs at least 32",
             "use rollout.engine: torch",
         )
 
@@ -181,20 +181,20 @@ def undivided(ways: TrainerParallelism, shape: Shape | ModelShape, *, ours: bool
     if tensor > 1 and ours and shape.family not in TENSOR_FAMILIES:
         yield Violation(
             f"{path}.tensor",
-            f"layers of {shape.family} are not divided among ranks, but those of {', '.join(TENSOR_FAMILIES)}",
-            "use 1, and shard or context instead",
+            f"is supported only for {', '.join(TENSOR_FAMILIES)}, not for {shape.family}",
+            "use 1, and use shard or context instead",
         )
     elif shape.kv_heads % tensor:
         yield Violation(
             f"{path}.tensor",
-            f"its {tensor} ranks cannot divide the {shape.kv_heads} key heads of the model",
+            f"the model's {shape.kv_heads} key heads cannot be divided among {tensor} ranks",
             "use 1" if shape.kv_heads == 1 else f"use a divisor of {shape.kv_heads}",
         )
     elif shape.heads % (context * tensor):
-        ranks = f"its {context} ranks" if tensor == 1 else f"its {context} x {tensor} (tensor) ranks"
+        ranks = f"{context} ranks" if tensor == 1 else f"{context} x {tensor} (tensor) ranks"
         yield Violation(
             f"{path}.context",
-            f"{ranks} cannot divide the {shape.heads} attention heads of the model",
+            f"the model's {shape.heads} attention heads cannot be divided among {ranks}",
             f"use a divisor of {shape.heads // tensor}",
         )
 
@@ -217,9 +217,7 @@ def _tokenizer(path: str, source: str | None, base: Path, rows: int | None) -> I
         except JobFileError as error:
             yield as_violation(error, path)
     elif not _may_be_hub_id(source):
-        yield Violation(
-            path, f"there is no folder {folder}", "write a folder with a tokenizer or a hub id (owner/name)"
-        )
+        yield Violation(path, f"there is no folder {folder}", "use a folder with a tokenizer or a hub id (owner/name)")
 
 
 def _may_be_hub_id(source: str) -> bool:

@@ -27,9 +27,7 @@ def module_spec(path: str, target: str, search: Sequence[str]) -> importlib.mach
         parents = ".".join(module.split(".")[: depth + 1])
         spec = importlib.machinery.PathFinder.find_spec(parents if depth else part, places) if places else None
         if spec is None:
-            remedy = (
-                "put it beside the job file or into the current folder, install it, or (on a cluster) mount it by code"
-            )
+            remedy = "put it beside the job file or into the current folder, install it, or mount it (spec.code)"
             return Violation(path, f"there is no module {parents}", function_of_file(target) or remedy)
         places = list(spec.submodule_search_locations) if spec.submodule_search_locations else None
     assert spec is not None
@@ -46,7 +44,7 @@ def parsed(path: str, file: Path) -> ast.Module | Violation:
         line = getattr(problem, "lineno", None)
         where = f"{file}, line {line}" if line else str(file)
         reason = getattr(problem, "msg", None) or str(problem) or "nested too deep"
-        return Violation(path, f"{where} is not valid Python ({reason})", "mend it")
+        return Violation(path, f"{where} is not valid Python ({reason})", "fix it")
 
 
 def names_in(tree: ast.Module) -> set[str]:
@@ -85,7 +83,7 @@ def missing_imports(path: str, file: Path, module: str, search: Sequence[str]) -
             folders = ", ".join(entry for entry in search if not entry.endswith((".zip", "lib-dynload")))
             yield Violation(
                 path,
-                f"{file}, line {node.lineno} imports {name}, and there is no module {first} in {folders}",
+                f"{file}, line {node.lineno} imports {name}, but there is no module {first} in {folders}",
                 f"install {first}, put it beside the job file, or correct the import",
             )
 

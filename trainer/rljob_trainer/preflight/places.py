@@ -17,7 +17,7 @@ def as_violation(error: RLJobError, path: str) -> Violation:
     """An error's message, which says what and what to do, as a violation at ``path``."""
     text = str(error).removeprefix(f"{path}: ")
     problem, separator, remedy = text.rpartition("; ")
-    return Violation(path, problem, remedy) if separator else Violation(path, text, "correct it, or name another one")
+    return Violation(path, problem, remedy) if separator else Violation(path, text, "correct it, or use another one")
 
 
 def local_path(location: str, base: Path) -> Path | None:
@@ -39,8 +39,8 @@ def unknown_scheme(path: str, location: str | None, *others: str) -> Iterator[Vi
     listed = ", ".join(f"{name}://" for name in ("s3", "pvc", "file", *others))
     yield Violation(
         path,
-        f"nothing here reads addresses that begin with {scheme}://",
-        f"did you mean {close}://?" if close else f"use {listed} or another scheme that fsspec knows, or a path",
+        f"{scheme}:// is not a known scheme",
+        f"did you mean {close}://?" if close else f"use {listed}, another scheme of fsspec, or a path",
     )
 
 

@@ -45,7 +45,7 @@ def _place(
 ) -> Iterator[Violation]:
     """``look`` says what is wrong with the folder, if it is here."""
     if "://" in source and not source.startswith(("hf://", "pvc://", "file://")):
-        yield Violation(path, f"{source} is no place of {what}", "write a path, a hub id or pvc://claim/path")
+        yield Violation(path, f"{source} is not a valid location of {what}", "use a path, a hub id or pvc://claim/path")
         return
     folder = local_path(source, base)
     if folder is None:
@@ -53,7 +53,7 @@ def _place(
     if folder.is_dir():
         yield from look(path, folder)
     elif source.count("/") > 1 or source.startswith((".", "/", "~", "file://")):
-        yield Violation(path, f"there is no folder {folder}", "write a model folder or a hub id (owner/name)")
+        yield Violation(path, f"there is no folder {folder}", "use a model folder or a hub id (owner/name)")
 
 
 def _critic(found: Readable, base: Path, path: str, folder: Path) -> Iterator[Violation]:
@@ -83,8 +83,8 @@ def _language_model(path: str, folder: Path) -> Iterator[Violation]:
     if any(kind.endswith("ForSequenceClassification") for kind in kinds):
         yield Violation(
             path,
-            f"{folder} is a {', '.join(kinds)}, which writes no text",
-            "use a language model, or type: rewardModel for this one",
+            f"{folder} is a {', '.join(kinds)}, which generates no text",
+            "use a language model, or use this one with type: rewardModel",
         )
 
 
@@ -98,11 +98,11 @@ def _folder(path: str, folder: Path) -> Iterator[Violation]:
     if "auto_map" not in config and not any(kind.endswith("ForSequenceClassification") for kind in kinds):
         yield Violation(
             path,
-            f"{folder} is a {', '.join(kinds) or 'model of no known kind'}, which has no head that scores",
-            "use one that was trained as a reward model (...ForSequenceClassification)",
+            f"{folder} is a {', '.join(kinds) or 'model of unknown architecture'}, which has no scoring head",
+            "use a model that was trained as a reward model (...ForSequenceClassification)",
         )
         return
     names = config.get("id2label")
     labels = config.get("num_labels", len(names) if isinstance(names, dict) else 2)
     if labels != 1:
-        yield Violation(path, f"{folder} gives {labels} numbers for a text", "a reward model has num_labels 1")
+        yield Violation(path, f"{folder} has num_labels {labels}", "use a reward model with num_labels 1")

@@ -85,7 +85,7 @@ def _function_in(
             yield Violation(
                 path,
                 f"{name} in {file}, line {value.lineno} is not a function",
-                "name one that takes a sample's columns",
+                "use a function that takes a sample's columns",
             )
         return
     close = did_you_mean(name, names)
@@ -145,7 +145,7 @@ def _call(
         if argument.arg not in optional:
             yield Violation(
                 f"{place}.function",
-                f"{where}: {name} takes {argument.arg} by position only, and arguments are given by name",
+                f"{where}: {name} takes {argument.arg} only by position, but arguments are passed by name",
                 "remove the / from its parameters",
             )
     if arguments.kwarg is None:
@@ -154,8 +154,8 @@ def _call(
                 close = did_you_mean(given, by_keyword)
                 yield Violation(
                     f"{place}.params",
-                    f"{where}: {name} takes no {given!r}",
-                    f"did you mean {close}?" if close else f"it takes {', '.join(by_keyword) or 'none'}",
+                    f"{where}: {name} has no parameter {given!r}",
+                    f"did you mean {close}?" if close else f"its parameters are {', '.join(by_keyword) or 'none'}",
                 )
     parameters = Parameters(tuple(by_keyword), frozenset(optional))
     try:
@@ -166,8 +166,8 @@ def _call(
     if convention == "verl" and "ground_truth" in parameters.required and not has_answers:
         yield Violation(
             f"{place}.function",
-            f"{where}: {name} needs ground_truth, and the job names no reference answer",
-            "name its column in spec.data.answer (reward_model.ground_truth in data sets made for verl)",
+            f"{where}: {name} needs ground_truth, but the job sets no reference answer",
+            "set spec.data.answer to its column (reward_model.ground_truth in data sets made for verl)",
         )
     needed = [n for n in parameters.required if n not in function.params]
     # verl's are the same for all rows.

@@ -168,14 +168,14 @@ class Canaries:
         deviates is given up if it is ``replaceable``."""
         self._report(
             f"engine {engine.name} deviates from the trainer by {distance:.3g} nats per token under the same weights "
-            f"(weights.canaryTolerance {self._tolerance:g}): it gets its weights once more"
+            f"(weights.canaryTolerance {self._tolerance:g}): it gets its weights again"
         )
         await self._pool.hold(engine.name)
         try:
             await self._resend(engine)
         except (EngineError, DeadlineError) as error:
             # The others hold the version: losing this one is no reason to end the run.
-            self._pool.report_lost(engine.name, f"it did not get its weights once more: {error}")
+            self._pool.report_lost(engine.name, f"its weights could not be sent again: {error}")
             return None
         again = await self._distance(engine, trainer)
         if again is None:
@@ -191,10 +191,10 @@ class Canaries:
             self._tell_of_all(least)
             return
         raise EngineError(
-            f"every engine deviates from the trainer by {least:.3g} nats per token or more, and sending the weights "
-            "once more did not help, although they agreed before: new weights do not take effect in the engines, and "
-            "training would go on with samples of another policy. If the difference grew slowly and is one of "
-            f"precision, raise weights.canaryTolerance ({self._tolerance:g}) {CHANGED_JOB}; else please report it with "
+            f"every engine deviates from the trainer by at least {least:.3g} nats per token, and sending the weights "
+            "again did not help, although they agreed before: new weights have no effect in the engines, and training "
+            "would continue with samples of another policy. If the difference grew slowly and comes from precision, "
+            f"raise weights.canaryTolerance ({self._tolerance:g}) {CHANGED_JOB}; otherwise please report it with "
             "engine, model family and versions"
         )
 
@@ -202,9 +202,9 @@ class Canaries:
         """A mismatch that no reload mends: said at once, and then now and again."""
         if self._checks_since_told is None or self._checks_since_told >= _REMINDER:
             self._report(
-                f"every engine deviates from the trainer by {least:.3g} nats per token or more under "
-                "the same weights: not a fault of one engine, but of precision or kernels; correct for it "
-                "(algorithm.rolloutCorrection) or set model.dtype alike for both"
+                f"every engine deviates from the trainer by at least {least:.3g} nats per token under the same "
+                "weights: the cause is precision or kernels, not a single engine; correct for it "
+                "(algorithm.rolloutCorrection) or set the same model.dtype for both"
             )
             self._checks_since_told = 0
         self._checks_since_told += 1

@@ -98,7 +98,7 @@ class ColocatedPublication:
         self._pool.delivered([engine.name for engine in self._pool.engines], delivered)
 
     async def _take_over(self, version: int, *, is_new: bool) -> Version:
-        reason = f"the engines beside the ranks to take version {version} over"
+        reason = f"the colocated engines to take over version {version}"
         with self._waits.wait("trainer", reason, self._learner.call_seconds):
             given = await self._learner.run(take_weights, version, is_new)
         return one_of(given)

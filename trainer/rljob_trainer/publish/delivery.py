@@ -13,8 +13,8 @@ def one_of(versions: Iterable[Version]) -> Version:
     different = sorted(set(versions), key=str)
     if len(different) != 1:
         raise EngineError(
-            f"a publication came to several manifests ({', '.join(map(str, different))}): the learner's ranks do not "
-            "have the same weights. Start again: the run continues from its last checkpoint; if it comes back, please "
+            f"a publication has several manifests ({', '.join(map(str, different))}): the learner's ranks have "
+            "different weights. Start again: the run continues from its last checkpoint; if it happens again, please "
             "report it with model family and versions"
         )
     return different[0]
@@ -24,6 +24,6 @@ def check_unchanged(sent: Version, published: Version | None) -> None:
     """Raises ``EngineError`` when what was sent once more under a number is not what was published under it."""
     if published is not None and sent != published:
         raise EngineError(
-            f"the learner's weights of {published} have changed since they were published: sent once more they are "
-            f"{sent}. Nothing but an update may change them; start again: the run continues from its last checkpoint"
+            f"the learner's weights of {published} have changed since they were published: sent again, they are "
+            f"{sent}. Only an update may change them; start again: the run continues from its last checkpoint"
         )

@@ -48,7 +48,7 @@ class EnginesTurn:
         learner's lasts. Raises ``DeadlineError`` when the start outlasts its deadlines: the learner waits for it."""
         who = f"the successor of engine {lost}"
         while not self.is_on:  # it may be over again when this one is woken
-            with self._waits.wait(who, "the learner to leave the devices that they share"):
+            with self._waits.wait(who, "the learner to release the shared devices"):
                 await self._on.wait()
         limit = asyncio.timeout(self._seconds)
         with self.at_work(who, self._seconds):
@@ -59,8 +59,8 @@ class EnginesTurn:
                 if not limit.expired():
                     raise
                 raise DeadlineError(
-                    f"{who} has neither started nor failed within {self._seconds:.0f} s, twice deadlines.startSeconds; "
-                    "Ray's log should say what it hangs in"
+                    f"{who} neither started nor failed within {self._seconds:.0f} s (twice deadlines.startSeconds); "
+                    "check Ray's log to see where it hangs"
                 ) from None
 
     @contextmanager
@@ -89,4 +89,4 @@ class EnginesTurn:
 
     def _reason(self) -> str:
         """Who is waited for."""
-        return f"{', '.join(self._at_work)} to be through, before the learner takes the devices that they share"
+        return f"{', '.join(self._at_work)} to finish, so that the learner can take the shared devices"

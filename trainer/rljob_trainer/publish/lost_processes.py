@@ -26,7 +26,7 @@ def wait_until_gone(rank: BackendRank, place: EnginePlace, seconds: float = END_
     until = time.monotonic() + seconds
     while left := [process for process in (place.process, *place.children) if _is_there(process)]:
         if time.monotonic() > until:
-            log.warning("processes %s of a lost engine are still there after %.0f s", left, seconds)
+            log.warning("processes %s of a lost engine are still running after %.0f s", left, seconds)
             return
         time.sleep(_PAUSE_SECONDS)
 

@@ -118,7 +118,7 @@ class WeightPublication:
         """
         async with self.between("trainer", f"version {version} is being published", self._seconds):
             for attempt in range(1, _ATTEMPTS + 1):
-                with self._waits.wait("trainer", f"an engine to take version {version}: all are lost"):
+                with self._waits.wait("trainer", f"an engine to take version {version}: all engines are lost"):
                     await self._replacement()
                 try:
                     await self._send_to(lambda: self._pool.engines, version, "trainer", is_new=True)
@@ -151,7 +151,7 @@ class WeightPublication:
 
     async def resend(self, engine: EngineHandle) -> None:
         """Gives one engine the pool's version once more, from a learner that still holds it."""
-        async with self.between("trainer", f"engine {engine.name} gets its weights once more", self._seconds):
+        async with self.between("trainer", f"engine {engine.name} gets its weights again", self._seconds):
             await self._send_to(self._only(engine), self._pool.version, "trainer")
 
     def admit_by(self, look: Admits) -> None:
@@ -185,8 +185,8 @@ class WeightPublication:
                     await asyncio.sleep(0.05)
                 elif asyncio.get_running_loop().time() > began + self._seconds:
                     raise DeadlineError(
-                        f"engine {engine.name} got no weights within {self._seconds:.0f} s: all that time the learner "
-                        "was in one update, or another publication was under way. If a step takes that long, raise "
+                        f"engine {engine.name} got no weights within {self._seconds:.0f} s: the learner was busy with "
+                        "one update or another publication all that time. If a step takes that long, raise "
                         "deadlines.progressSeconds"
                     )
                 else:
@@ -205,7 +205,7 @@ class WeightPublication:
             if await self._admitted(engine):
                 self._pool.activate([engine.name])
                 return
-        reason = "it deviates from the trainer, also after a second sending"
+        reason = "it deviates from the trainer, even after its weights were sent again"
         self._pool.report_lost(engine.name, reason)
         raise EngineError(f"engine {engine.name} cannot join: {reason}")
 
@@ -224,7 +224,7 @@ class WeightPublication:
             names = f"engine{'s' if len(wanted) > 1 else ''} {', '.join(engine.name for engine in wanted)}"
             failure = None
             if wanted != self._connected:
-                with self._waits.wait(who, f"{names} and the learner to meet", self._seconds + _SLACK_SECONDS):
+                with self._waits.wait(who, f"{names} and the learner to connect", self._seconds + _SLACK_SECONDS):
                     failure = await self._connect(wanted)
             if failure is None:
                 what = f"{names} to load version {version} from the learner"
@@ -272,8 +272,8 @@ class WeightPublication:
             self._shares_devices = self._beside is not None
         elif self._beside is not None and not self._shares_devices:
             log.warning(
-                "weights cannot be handed over on the devices that engines and learner share (%s): they go by %s, "
-                "through host memory, which takes many times as long",
+                "weights cannot be handed over on the devices that engines and learner share (%s): they are sent "
+                "by %s through host memory, which is many times slower",
                 failure,
                 self._backend,
             )

@@ -33,7 +33,7 @@ from rljob_trainer.weights.residence import PUBLISHED, Resident, Sums, cause_of,
 
 _KEPT = 4
 """Earlier versions that an engine is recognised to have stayed at."""
-_REMEDY = "If it happens again, look at the memory of that machine and at what else writes into that process"
+_REMEDY = "If it happens again, check that machine's memory and what else writes to that process"
 
 
 class VersionedPool(Pool, Protocol):
@@ -79,7 +79,7 @@ class SameWeights:
                 self._pool.report_lost(
                     engine.name,
                     f"engine {engine.name}: {', '.join(changed[:3])} changed in its memory since version {version} was "
-                    f"published, so that its last samples are of no version; it is replaced. {_REMEDY}",
+                    f"published, so its last samples belong to no version; it is replaced. {_REMEDY}",
                 )
 
     async def after(self, version: int) -> None:
@@ -115,13 +115,13 @@ class SameWeights:
             self._holds[engine.name] = version, holds
         if still and len(still) == len(told):
             raise EngineError(
-                f"no engine has the weights of version {version} that the learner trains, and sending them once more "
-                f"did not help ({still[0]}): what the learner sends is not what it trains. Start again: the run "
-                "continues from its last checkpoint; if it comes back, please report it with model family and versions"
+                f"no engine has the learner's weights of version {version}, and sending them again did not help "
+                f"({still[0]}): what the learner sends is not what it trains. Start again: the run continues from its "
+                "last checkpoint; if it happens again, please report it with model family and versions"
             )
         for cause in still:
             name = cause.partition(":")[0].removeprefix("engine ")
-            self._pool.report_lost(name, f"{cause}, also after a second sending")
+            self._pool.report_lost(name, f"{cause}, even after its weights were sent again")
 
     async def _compare_replicas(self, version: int, told: Mapping[EngineHandle, Resident]) -> None:
         """Compares the engines of each layout with one another."""
@@ -143,8 +143,8 @@ class SameWeights:
                 if wrong := differing(usual, sums):
                     self._pool.report_lost(
                         engine.name,
-                        f"engine {engine.name}: after the publication of version {version} {listed(wrong)} are not as "
-                        "in the other engines, also after a second sending",
+                        f"engine {engine.name}: after the publication of version {version}, {listed(wrong)} differ "
+                        "from the other engines, even after its weights were sent again",
                     )
                     continue
                 self._holds[engine.name] = version, Resident(sums, layout)
@@ -153,11 +153,11 @@ class SameWeights:
 
     async def _sent_again(self, engine: EngineHandle, version: int, usual: Sums, theirs: Sums) -> Resident | None:
         """What an engine has after a second sending; None: it is lost."""
-        others = "as in the other engines" if (wrong := differing(usual, theirs)) else "in another engine as in it"
+        others = "the other engines" if (wrong := differing(usual, theirs)) else "another engine"
         wrong = wrong or sorted(theirs)
         self._report(
-            f"engine {engine.name}: after the publication of version {version} {listed(wrong)} are not {others}; it "
-            "gets its weights once more"
+            f"engine {engine.name}: after the publication of version {version}, {listed(wrong)} differ from {others}; "
+            "it gets its weights again"
         )
         return await self._resident(engine) if await self._resend_to(engine) else None
 
@@ -176,7 +176,7 @@ class SameWeights:
             cause = await self._cause(engine, version, ours, theirs.sums)
         else:
             wrong = listed(differing(ours, theirs.sums))
-            cause = f"engine {engine.name}: with version {version} {wrong} are not as in the other engines"
+            cause = f"engine {engine.name}: with version {version}, {wrong} differ from the other engines"
         self._report(f"{cause}: it does not serve")
         return False
 
@@ -184,7 +184,7 @@ class SameWeights:
         """Sends the weights once more; what is wrong after it, empty: nothing."""
         ours = self._published[version]
         cause = await self._cause(engine, version, ours, theirs)
-        self._report(f"{cause}; it gets its weights once more")
+        self._report(f"{cause}; it gets its weights again")
         if not await self._resend_to(engine):
             return ""
         again = await self._resident(engine)
@@ -199,7 +199,7 @@ class SameWeights:
         try:
             await self._resend(engine)
         except (EngineError, DeadlineError) as error:
-            self._pool.report_lost(engine.name, f"it did not get its weights once more: {error}")
+            self._pool.report_lost(engine.name, f"its weights could not be sent again: {error}")
             return False
         return True
 
@@ -207,7 +207,7 @@ class SameWeights:
         former = {old: sums for old, sums in self._published.items() if old != version}
         learners, has = await asyncio.gather(self._learners(True), self._resident(engine, True))
         cause = cause_of(ours, theirs, former, (learners or {}, {} if has is None else has.sums))
-        return f"engine {engine.name}: after the publication of version {version} {cause}"
+        return f"engine {engine.name}: after the publication of version {version}, {cause}"
 
     async def _learners(self, in_any_order: bool = False) -> Sums | None:
         """The sums of the ranks' shards, added up."""

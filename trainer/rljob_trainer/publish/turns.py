@@ -151,13 +151,13 @@ class SharedDevices:
         await self._engines_turn.end()
         # What comes next is an update or a checkpoint that is read, and then new weights.
         await self._engines(lambda engine: engine.within(_TURN_SECONDS, EngineLoop.sleep, False), "to free the device")
-        with self._waits.wait("trainer", "the learner's state on the device", self._seconds):
+        with self._waits.wait("trainer", "the learner's state to be moved to the device", self._seconds):
             await self._learner.wake()
 
     async def to_engines(self) -> None:
         await self._rest(actor=False)
         await self._engines(
-            lambda engine: engine.within(_TURN_SECONDS, EngineLoop.wake_weights), "to take the device for its weights"
+            lambda engine: engine.within(_TURN_SECONDS, EngineLoop.wake_weights), "to move its weights to the device"
         )
 
     async def wait_for_replacement(self) -> None:
@@ -174,7 +174,7 @@ class SharedDevices:
                 await self.to_engines()
         if not self._pool.engines and self._pool.replacing:
             raise EngineError(
-                f"{_ATTEMPTS} engines in succession started and were lost while the learner took its turn: "
+                f"{_ATTEMPTS} engines in a row were lost after their start, while the learner had its turn: "
                 f"{self._pool.why_none_is_left}"
             )
 
@@ -215,8 +215,8 @@ class SharedDevices:
             raise EngineError(f"no engine is left {what}: {lost[0]}") from lost[0]
         if self._failed[what] == _ATTEMPTS:
             raise EngineError(
-                f"all engines were lost when they were {what}, {_ATTEMPTS} times in a row, the last time because of "
-                f"this: {lost[0]}. If the device is full, lower rollout.engineArgs.gpu_memory_utilization"
+                f"all engines were lost when they were {what}, {_ATTEMPTS} times in a row, the last time because: "
+                f"{lost[0]}. If the device is full, lower rollout.engineArgs.gpu_memory_utilization"
             ) from lost[0]
 
     async def _end_of(self, engine: EngineHandle) -> None:
@@ -224,13 +224,13 @@ class SharedDevices:
         if engine.place is None:
             return
         with (
-            self._waits.wait("trainer", f"engine {engine.name}, which is lost, to be gone", END_SECONDS),
+            self._waits.wait("trainer", f"lost engine {engine.name} to exit", END_SECONDS),
             suppress(EngineError, DeadlineError),
         ):
             # Ray says that an actor is dead when it begins to end it.
             await engine.within(END_SECONDS, EngineLoop.wait_until_ended)
         if self._gone is not None:
-            gone = f"the processes of engine {engine.name}, which is lost, to be gone"
+            gone = f"the processes of lost engine {engine.name} to exit"
             with self._waits.wait("trainer", gone, END_SECONDS):
                 await self._gone(engine.place)
 

@@ -86,8 +86,8 @@ class Boundary:
         for name, digest in self.corpora.items():
             if now.get(name, digest) != digest:
                 raise CheckpointError(
-                    f"the tool {name} looks in other passages than when checkpoint {place} was written "
-                    f"(their digest was {digest} and is {now[name]}). Put the corpus back, give the tool another name, "
+                    f"the corpus of the tool {name} has changed since checkpoint {place} was written "
+                    f"(its digest was {digest} and is now {now[name]}). Restore the corpus, rename the tool, "
                     "or start a new run from the checkpoint's model"
                 )
 

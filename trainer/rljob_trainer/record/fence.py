@@ -63,7 +63,7 @@ class Fence:
         last, versions = read(file)
         attempt = last + 1 if attempt is None else attempt
         if last > attempt:
-            raise FencedError(f"attempt {last} has taken over ({file.place}); attempt {attempt} must not go on")
+            raise FencedError(f"attempt {last} has taken over ({file.place}); attempt {attempt} must not continue")
         fence = cls(file, attempt, versions)
         fence._write(versions)
         return fence
@@ -74,13 +74,13 @@ class Fence:
         if newest == 0 and self._file.read() is None:
             self.lost = True
             raise RemovedError(
-                f"{self._file.place} is gone: the folder was removed, emptied or renamed while the run went on, and "
-                "with it metrics and checkpoints. Put it back where it was and start again to go on from the last "
-                "checkpoint; without it the same command begins anew."
+                f"{self._file.place} is gone: the folder was removed, emptied or renamed during the run, with its "
+                "metrics and checkpoints. Restore it and start again to continue from the last checkpoint; without it "
+                "the same command starts over."
             )
         if newest != self.attempt:
             self.lost = True
-            raise FencedError(f"attempt {newest} has taken over; attempt {self.attempt} neither saves nor publishes")
+            raise FencedError(f"attempt {newest} has taken over; attempt {self.attempt} no longer saves or publishes")
 
     def announce(self, version: int) -> None:
         """Before a publication: checks, and makes sure that the number is below the one in the file."""
@@ -101,7 +101,7 @@ class Fence:
                 if left <= 0 or not may_pass:
                     raise
                 if not told:
-                    _log.warning("%s: the run waits, for %.0f s at most", error, left)
+                    _log.warning("%s: the run waits for up to %.0f s", error, left)
                 told = True
             await asyncio.sleep(_PAUSE_SECONDS)
 

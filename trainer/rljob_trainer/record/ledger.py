@@ -220,7 +220,7 @@ class Ledger:
                 self.write()
                 await self._do(self._write_unwritten)
         except OutputError as error:
-            log.warning("%s: what happened last is not in it", error)
+            log.warning("%s: the most recent events are missing from it", error)
         finally:
             await asyncio.to_thread(self._end)
         if write:
@@ -228,12 +228,12 @@ class Ledger:
 
     def _remedy(self, error: sqlite3.Error, otherwise: str) -> str:
         if _is(error, _LOCKED):
-            return "end the program that holds it"
+            return "stop the program that has it open"
         if _is(error, _DAMAGED):
             name = self.path.name
             return (
-                f"the file is damaged: move {name}, {name}-wal and {name}-shm away and start again, which takes the "
-                "copy in the last checkpoint,"
+                f"the file is damaged: move {name}, {name}-wal and {name}-shm away and start again from the copy in "
+                "the last checkpoint,"
             )
         return otherwise
 
@@ -263,13 +263,13 @@ class Ledger:
                     else 0.0
                 )
                 if left <= 0:
-                    remedy = self._remedy(error, "is the disk full?")
+                    remedy = self._remedy(error, "check whether the disk is full")
                     after = f" within {waited:.0f} s" if told else ""
-                    raise OutputError(f"the ledger {self.path} cannot be written{after}: {error}; {remedy}") from error
+                    raise OutputError(f"cannot write the ledger {self.path}{after}: {error}; {remedy}") from error
                 if not told:
-                    remedy = "another program holds it" if _is(error, _LOCKED) else "make room"
+                    remedy = "another program has it open" if _is(error, _LOCKED) else "make room"
                     log.warning(
-                        "the ledger %s cannot be written (%s): the run waits, for %.0f s at most; %s",
+                        "cannot write the ledger %s (%s): the run waits for up to %.0f s; %s",
                         self.path,
                         error,
                         left,
@@ -350,8 +350,8 @@ class Ledger:
         except sqlite3.Error as error:
             if not self._told:
                 log.warning(
-                    "the ledger %s cannot be written (%s): what happens is kept in memory and lost if this process is "
-                    "killed; make room",
+                    "cannot write the ledger %s (%s): its rows are kept in memory and lost if this process is killed; "
+                    "make room",
                     self.path,
                     error,
                 )
@@ -376,7 +376,7 @@ class Ledger:
     def _own_transaction(self) -> Iterator[None]:
         with self._transaction() as is_writer:
             if not is_writer:
-                raise FencedError(f"another driver has opened {self.path} since; this one neither saves nor publishes")
+                raise FencedError(f"another driver has opened {self.path}; this one no longer saves or publishes")
             yield
 
     def _copy_to(self, target: Path) -> None:
@@ -410,8 +410,8 @@ class Ledger:
         database = self._connection
         if not self._is_ours("past"):
             raise CheckpointError(
-                f"the ledger {snapshot} was written by another version of rljob: go on with that one, or start anew in "
-                "another folder"
+                f"the ledger {snapshot} was written by another version of rljob: continue with that version, or start "
+                "over in another folder"
             )
         undone = self._undone(next_ordinal, again)
         with self._own_transaction():
@@ -443,7 +443,7 @@ class Ledger:
         if late:
             raise CheckpointError(
                 f"the ledger {self.path} does not belong to the checkpoint of step {step}: {late} groups were trained "
-                "later and are not open in it; start from another checkpoint or in another folder"
+                "later and are not open in it; use another checkpoint or another folder"
             )
         self._add_up_anew()
         return max(highest, self._highest())

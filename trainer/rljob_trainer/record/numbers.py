@@ -17,7 +17,7 @@ class VersionNumbers:
         """``version`` is about to be published after ``step`` steps. Raises ``FencedError`` when this is no longer the
         newest attempt, and ``CheckpointError`` and ``OutputError`` when the number cannot be written down in time."""
         ledger, patience = self._ledger, self._ledger.patience_seconds
-        with self._waits.wait("trainer", "the number of a version to be written down", patience):
+        with self._waits.wait("trainer", "the number of a version to be recorded", patience):
             await self._fence.announce_patiently(version, patience)
-        with self._waits.wait("trainer", f"{ledger.path} to take the number of a version", patience):
+        with self._waits.wait("trainer", f"{ledger.path} to accept the number of a version", patience):
             await ledger.announce(version, step)

@@ -84,7 +84,7 @@ class OutputFolder:
 
     def __enter__(self) -> OutputFolder:
         if self.path.exists() and not self.path.is_dir():
-            raise OutputError(f"{self.path} is a file; give --output a folder")
+            raise OutputError(f"{self.path} is a file; pass a folder with --output")
         with run_folder.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._refuse_files_of_others()
@@ -95,7 +95,7 @@ class OutputFolder:
             os.close(self._lock)
             self._lock = None
             raise OutputError(
-                f"another run is writing into {self.path}; wait for it, stop it, or give --output another folder"
+                f"another run is writing to {self.path}; wait for it, stop it, or pass another folder with --output"
             ) from None
         return self
 
@@ -106,7 +106,7 @@ class OutputFolder:
         if others := [name for name in found if name not in _BEFORE_ANY_RUN]:
             some = ", ".join(others[:3]) + (" ..." if len(others) > 3 else "")
             raise OutputError(
-                f"{self.path} is not empty ({some}) and no run has been there; give --output a new or an empty folder"
+                f"{self.path} is not empty ({some}) and contains no run; pass a new or empty folder with --output"
             )
 
     def __exit__(

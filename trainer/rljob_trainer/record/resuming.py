@@ -53,12 +53,12 @@ def where_to_start(
             return Start(newest, own=True)
         if output.holds_a_run and (steps := own.steps()):
             raise CheckpointError(
-                f"none of the checkpoints in {own.place} can be used (steps {', '.join(map(str, steps))}); mend one or "
-                "put a copy back. `rljob run --resume never` begins anew and sets them aside; on a cluster make a new "
-                "job, or move the folder away"
+                f"none of the checkpoints in {own.place} can be used (steps {', '.join(map(str, steps))}); repair one "
+                "or restore a copy. `rljob run --resume never` starts over and sets them aside; on a cluster, create a "
+                "new job or move the folder away"
             )
         if output.holds_a_run and restore is None:
-            report(f"an earlier run in {output.path} ended before its first checkpoint, so this one begins anew")
+            report(f"an earlier run in {output.path} ended before its first checkpoint, so this one starts over")
     named = restore if resume == AUTO else None if resume == NEVER else resume
     if named is None:
         _set_aside(output, state, report)
@@ -75,7 +75,7 @@ def where_to_start(
 
 def _discard_after(used: Checkpoint, own: Checkpoints, report: Report) -> None:
     for place in own.discard_after(used.step):
-        report(f"set aside, a checkpoint after step {used.step}: {place}; the last checkpoint.keep of these are kept")
+        report(f"set aside a checkpoint after step {used.step}: {place}; the last checkpoint.keep of these are kept")
 
 
 def _folder_of(place: str) -> str:
@@ -87,4 +87,4 @@ def _set_aside(output: OutputFolder, state: State, report: Report) -> None:
     aside = output.set_aside()
     if aside is not None:
         state.set_aside(aside.name)
-        report(f"what an earlier run left here is now in {aside}")
+        report(f"moved the files of an earlier run to {aside}")

@@ -26,7 +26,7 @@ def check_unchanged(written: Path, job: ResolvedJob, base: Path, report: Callabl
         (before,) = load_jobs(written)
     except (OSError, ValueError, JobInvalid) as problem:
         reason = str(problem).partition("\n")[0]
-        report(f"{written} cannot be read ({reason}), so whether this job is the one that began the run is not known")
+        report(f"{written} cannot be read ({reason}), so it is unknown whether this job started the run")
         return
     then, now = (_comparable(resolved, base) for resolved in (resolve(before), job))
     changed = [
@@ -36,9 +36,9 @@ def check_unchanged(written: Path, job: ResolvedJob, base: Path, report: Callabl
     ]
     if changed:
         raise JobFileError(
-            f"{written.parent} holds a run of another job: {', '.join(changed)} cannot be changed after a run has "
-            f"begun. Put it back as it is in {written}, give this job another --output (with "
-            f"--resume {written.parent} it starts from this run's newest checkpoint), or begin anew with --resume never"
+            f"{written.parent} holds a run of another job: {', '.join(changed)} cannot be changed once a run has "
+            f"started. Set it as in {written}, use another --output for this job (with --resume {written.parent} it "
+            "starts from this run's newest checkpoint), or start over with --resume never"
         )
 
 

@@ -75,8 +75,8 @@ def check_same(checkpoint: Checkpoint, now: Description, *, own: bool) -> None:
     for field, was, found in _differences(then, now, own):
         raise CheckpointError(
             f"checkpoint {checkpoint.place} belongs to another model: {field} was {was!r} and is {found!r} now. Use "
-            "the model that the run began with (spec.model, spec.algorithm.critic.model), or another output folder for "
-            "a run with this one; `rljob run --resume never` begins anew with it"
+            "the model that the run started with (spec.model, spec.algorithm.critic.model), or another output folder "
+            "for this model; `rljob run --resume never` starts over with it"
         )
 
 
@@ -84,7 +84,7 @@ def _differences(then: Description, now: Description, own: bool) -> Iterator[tup
     if own and then and ("random" in then) != ("random" in now):
         yield "spec.model", _kind(then), _kind(now)
     if then and ("critic" in then) != ("critic" in now):
-        of_its_own, of_policy = "a model of its own", "the policy"
+        of_its_own, of_policy = "its own model", "the policy"
         yield (_CRITIC, of_its_own, of_policy) if "critic" in then else (_CRITIC, of_policy, of_its_own)
     for section, shown in _SECTIONS.items():
         if section not in then or section not in now or (section in _OF_THE_START and not own):

@@ -115,12 +115,12 @@ def read(
                         taken[name] = column.take(count)
                 tokens = Tokens(**taken)
                 if not possible(tokens.log_probs).all():
-                    report(f"{id} has a log-prob that no sampled token can have: it is made again")
+                    report(f"{id} has a log-prob that no sampled token can have; it will be generated again")
                     continue
                 groups.setdefault(ordinal, {})[id] = BegunTurn(context, keep(tokens.later(versions_later)))
             for column in there.values():
                 if len(column.rest()):
-                    raise ValueError("it holds more tokens than its samples have")
+                    raise ValueError("it has more tokens than its samples")
     except OSError as error:
         raise unreadable(folder / FILE, error) from error
     except (TypeError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:

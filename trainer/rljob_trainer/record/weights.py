@@ -33,7 +33,7 @@ def check(saved: Published | None, read: Published | None, place: str) -> None:
     if saved is None or read is None or saved.dtype != read.dtype or saved.manifest == read.manifest:
         return
     raise CheckpointError(
-        f"the weights in {place} are not those that the step was saved with: they have the manifest "
-        f"{read.manifest[:12]}, the checkpoint's is {saved.manifest[:12]}. The learner's part was damaged or is another"
-        " step's: use another checkpoint (`rljob run --resume PLACE`), as it was written"
+        f"the weights in {place} are not those of the saved step: their manifest is {read.manifest[:12]}, the "
+        f"checkpoint's is {saved.manifest[:12]}. The learner's part was damaged or belongs to another step; use "
+        "another, unmodified checkpoint (`rljob run --resume PLACE`)"
     )

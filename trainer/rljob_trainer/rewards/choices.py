@@ -41,9 +41,9 @@ def multiple_choice(
     """1 when the response's last statement of a letter is the answer, else 0.
 
     A statement is ``\\boxed{C}``, ``answer is (C)``, ``Answer: C``, or a response that is nothing but the letter.
-    ``flexible``: failing that, the last letter that stands alone. One that names two letters (``A or B``) or one beyond
-    the ``options`` there are counts as no answer. The reference answer is a letter, or with ``index`` the option's
-    number from 0. Raises ``ValueError`` for any other.
+    ``flexible``: otherwise, the last letter on its own. Two letters (``A or B``), or a letter beyond the ``options``,
+    count as no answer. The reference answer is a letter, or with ``index`` the number of the option, starting at 0.
+    Raises ``ValueError`` for any other.
     """
     wanted = reference_letter(required_answer(answer), options, answer_is)
     said = stated_letter(response, options, method)
@@ -53,7 +53,7 @@ def multiple_choice(
 def reference_letter(answer: str, options: int, answer_is: Literal["letter", "index"]) -> str:
     """The letter of a reference answer. Raises ``ValueError``."""
     if not 2 <= options <= 26:
-        raise ValueError(f"there are from 2 to 26 options, not {options}; correct params.options")
+        raise ValueError(f"params.options must be 2 to 26, not {options}; correct it")
     letters = string.ascii_uppercase[:options]
     text = answer.strip()
     if answer_is == "index" and text.isascii() and text.isdigit() and int(text) < options:
@@ -62,8 +62,8 @@ def reference_letter(answer: str, options: int, answer_is: Literal["letter", "in
     if found is None or found[2] or found[1] not in letters:
         kind = f"letter from A to {letters[-1]}" if answer_is == "letter" else f"number from 0 to {options - 1}"
         raise ValueError(
-            f"the reference answer {answer[:80]!r} is no {kind}; check the column of spec.data.answer, and "
-            "params.options and answerIs"
+            f"the reference answer {answer[:80]!r} is not a {kind}; check the column of spec.data.answer, "
+            "params.options and params.answerIs"
         )
     return found[1]
 

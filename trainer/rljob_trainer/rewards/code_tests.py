@@ -89,15 +89,15 @@ async def code_tests(
     tolerance: float = 1e-6,
     prefix: str = "",
 ) -> RewardVerdict:
-    """1 when the response's program passes all tests (``fraction``: the part of them that it passes).
+    """1 when the response's program passes all tests (``fraction``: the fraction of tests that it passes).
 
-    The program is the last fenced block of Python, else the whole response, without what stands between think tags. The
-    reference answer has the tests, as an object or as JSON text: ``inputs`` and ``outputs``, with ``fn_name`` for calls
-    of a function or of a method of ``Solution`` (APPS, TACO, verl's prime_code), or a list of ``input``, ``output``,
-    ``testtype`` (LiveCodeBench). Each test has ``seconds`` of wall and of processor time. ``most_tests``: only the
-    first so many; 0: all. ``prelude``: common modules are there, as in these data sets. ``tolerance``: of numbers that
-    are written with a fraction. ``prefix``: code that the program goes on from. Raises ``ValueError`` for what is no
-    tests, ``RewardWorkerError`` when the sandbox fails.
+    The program is the last fenced block of Python, else the whole response, without text between think tags. The
+    reference answer contains the tests, as an object or as JSON text: ``inputs`` and ``outputs``, with ``fn_name`` for
+    calls of a function or of a method of ``Solution`` (APPS, TACO, verl's prime_code), or a list of ``input``,
+    ``output``, ``testtype`` (LiveCodeBench). Each test may take ``seconds`` of wall time and of processor time.
+    ``most_tests``: use only the first tests; 0: all. ``prelude``: import common modules, as these data sets expect.
+    ``tolerance``: for numbers written with a fraction. ``prefix``: code that the program continues. Raises
+    ``ValueError`` for invalid tests, ``RewardWorkerError`` when the sandbox fails.
     """
     tests = await asyncio.to_thread(read_tests, reference)
     tests = tests[: most_tests or None]
@@ -122,14 +122,14 @@ async def _run(sandbox: Sandbox, source: str, stdin: str, solution: str) -> Prog
         try:
             return await sandbox.run(source, stdin, {"solution.py": solution})
         except WorldGoneError as error:
-            raise RewardWorkerError(f"{error}. Try again: the run goes on from its last checkpoint") from error
+            raise RewardWorkerError(f"{error}. Try again: the run continues from its last checkpoint") from error
         except WorldError as error:
             failed = error
         if attempt + 1 < _TRIES:
             await asyncio.sleep(0.05 * 4**attempt)
     raise RewardWorkerError(
-        f"the sandbox failed {_TRIES} times in succession, which says nothing about the program: {failed}. Try again: "
-        "the run goes on from its last checkpoint"
+        f"the sandbox failed {_TRIES} times in a row, so the program could not be judged: {failed}. Try again: the run "
+        "continues from its last checkpoint"
     )
 
 
@@ -146,11 +146,13 @@ def read_tests(reference: Any) -> list[CodeTest]:
         try:
             reference = json.loads(reference)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"the reference answer is no tests: {reference[:80]!r} is no JSON ({error})") from None
+            raise ValueError(
+                f"the reference answer has no valid tests: {reference[:80]!r} is not JSON ({error})"
+            ) from None
     if isinstance(reference, Mapping):
         if not isinstance(reference.get("inputs"), Sequence) or not isinstance(reference.get("outputs"), Sequence):
             raise ValueError(
-                f"the reference answer is no tests: it needs inputs and outputs, and has {list(reference)}"
+                f"the reference answer has no valid tests: it needs inputs and outputs, but has {list(reference)}"
             )
         inputs, outputs = reference["inputs"], reference["outputs"]
         if len(inputs) != len(outputs):
@@ -161,8 +163,8 @@ def read_tests(reference: Any) -> list[CodeTest]:
         pairs = [_listed(number, test) for number, test in enumerate(reference)]
     else:
         raise ValueError(
-            f"the reference answer is no tests: {str(reference)[:80]!r} is neither an object with inputs and outputs "
-            "nor a list of objects with input and output"
+            f"the reference answer has no valid tests: {str(reference)[:80]!r} is neither an object with inputs "
+            "and outputs nor a list of objects with input and output"
         )
     if not pairs:
         raise ValueError("the reference answer has no tests")
@@ -176,11 +178,11 @@ def read_tests(reference: Any) -> list[CodeTest]:
 def _listed(number: int, test: Mapping[str, Any]) -> tuple[Any, Any, str | None]:
     """A test as LiveCodeBench writes it."""
     if "input" not in test or "output" not in test:
-        raise ValueError(f"test {number} of the reference answer needs input and output, and has {list(test)}")
+        raise ValueError(f"test {number} of the reference answer needs input and output, but has {list(test)}")
     told = test.get("metadata")
     name = test.get("fn_name") or (told.get("func_name") if isinstance(told, Mapping) else None)
     if test.get("testtype") == "functional" and not name:
-        raise ValueError(f"test {number} of the reference answer calls a function and does not name it (fn_name)")
+        raise ValueError(f"test {number} of the reference answer calls a function without naming it (fn_name)")
     return test["input"], test["output"], None if test.get("testtype") == "stdin" else name
 
 
@@ -191,17 +193,17 @@ def _test(number: int, given: Any, wanted: Any, name: str | None) -> CodeTest:
         try:
             arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
         except ValueError as error:
-            raise ValueError(f"test {number} of the reference answer: {given[:80]!r} is no JSON ({error})") from None
+            raise ValueError(f"test {number} of the reference answer: {given[:80]!r} is not JSON ({error})") from None
         if isinstance(wanted, str):
             try:
                 wanted = json.loads(wanted)
             except ValueError as error:
                 raise ValueError(
-                    f"test {number} of the reference answer: {wanted[:80]!r} is no JSON ({error})"
+                    f"test {number} of the reference answer: {wanted[:80]!r} is not JSON ({error})"
                 ) from None
         return CodeTest(json.dumps({"function": name, "arguments": arguments}), wanted, calls=True)
     if not isinstance(given, Sequence):
-        raise ValueError(f"test {number} of the reference answer: {str(given)[:80]!r} is no list of arguments")
+        raise ValueError(f"test {number} of the reference answer: {str(given)[:80]!r} is not a list of arguments")
     return CodeTest(json.dumps({"function": name, "arguments": list(given)}), wanted, calls=True)
 
 
@@ -211,7 +213,7 @@ def _lines(number: int, value: Any) -> str:
         return value
     if isinstance(value, Sequence) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
-    raise ValueError(f"test {number} of the reference answer: {str(value)[:80]!r} is no text, and names no function")
+    raise ValueError(f"test {number} of the reference answer: {str(value)[:80]!r} is not text and names no function")
 
 
 def _agrees(test: CodeTest, stdout: str, tolerance: float) -> bool:

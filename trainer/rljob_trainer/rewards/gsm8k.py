@@ -25,9 +25,9 @@ def gsm8k(
     """1 when the number in the response equals the answer's, else 0.
 
     ``strict`` reads the number after the last ``####``; ``flexible`` falls back to the last number of the text.
-    ``format_score`` is given for a number in the right place that is wrong. Dollar signs, thousands separators,
-    units and trailing zeros don't matter. The answer is a whole solution (``... #### 72``) or just the number.
-    Raises ``ValueError`` when there is no number in the answer.
+    A wrong number in the right place scores ``format_score``. Dollar signs, thousands separators, units and
+    trailing zeros are ignored. The answer is a whole solution (``... #### 72``) or just the number. Raises
+    ``ValueError`` if the answer has no number.
     """
     reference = required_answer(answer)
     wanted = number_in(reference, "flexible")

@@ -34,8 +34,8 @@ def json_schema(
     """1 when the response is JSON that the schema allows, else 0.
 
     The JSON is the whole response, or its last fenced block. ``schema`` is the same for all rows; ``schema_column``
-    names a column that has each row's, as an object or as text. Exactly one of them is needed. References to other
-    documents are not followed. Raises ``ValueError`` for what is no schema.
+    is the column with each row's schema, as an object or as text. Exactly one of them is required. References to other
+    documents are not followed. Raises ``ValueError`` for an invalid schema.
     """
     validator = schema_validator(_schema_of(schema, schema_column, columns))
     blocks = _FENCE.findall(response)
@@ -59,7 +59,7 @@ def schema_validator(schema: Any) -> Any:
         kind.check_schema(schema)
     except SchemaError as error:
         where = "/".join(map(str, error.absolute_path))
-        raise ValueError(f"it is no JSON schema: {error.message}{f' (at {where})' if where else ''}") from None
+        raise ValueError(f"it is not a JSON schema: {error.message}{f' (at {where})' if where else ''}") from None
     # An empty registry: the library's own would fetch what the schema refers to.
     return kind(schema, registry=Registry())
 
@@ -70,15 +70,15 @@ def _schema_of(schema: Mapping[str, Any], column: str, columns: Mapping[str, Any
     if not column:
         return schema
     if column not in columns:
-        raise ValueError(f"the row has no column {column!r}, which params.schemaColumn names")
+        raise ValueError(f"the row has no column {column!r} (set by params.schemaColumn)")
     cell = columns[column]
     if isinstance(cell, str):
         try:
             return json.loads(cell)
         except ValueError as error:
-            raise ValueError(f"the column {column!r} holds no JSON: {error}") from None
+            raise ValueError(f"the column {column!r} is not JSON: {error}") from None
     return cell
 
 
 def _refused(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

@@ -45,10 +45,9 @@ def math(response: str, answer: str | None, *, boxed_only: bool = False) -> Rewa
     """1 when the last ``\\boxed{...}`` of the response (else its last expression) equals the answer, else 0.
 
     ``boxed_only``: a response without a box scores 0. The answer is a whole solution with a box, or an expression. A
-    response that cannot be parsed, or not judged in time, counts as wrong: a model writes such things at will
-    (``10^{10^{10}}``), and so does one of more than 2,000 characters. Raises ``ValueError`` for an answer that is no
-    mathematics, is longer than that, or takes more than 5 s of processor time to read, ``TooSlowError`` for a response
-    that does.
+    response that cannot be parsed or judged in time (``10^{10^{10}}``), or has more than 2,000 characters, counts as
+    wrong. Raises ``ValueError`` for an answer that is not mathematics, is longer than that, or takes more than 5 s of
+    processor time to parse, and ``TooSlowError`` for a response that takes as long.
     """
     from math_verify import parse, verify
 
@@ -69,9 +68,9 @@ def math(response: str, answer: str | None, *, boxed_only: bool = False) -> Rewa
         with _limited(f"reading the reference answer {wanted_text[:80]!r}"):
             wanted = parse(f"\\boxed{{{wanted_text}}}", parsing_timeout=None)
     except TooSlowError as slow:
-        raise ValueError(f"{slow}, so that every response would be wrong; shorten it, or remove the row") from None
+        raise ValueError(f"{slow}, so every response would count as wrong; shorten it, or remove the row") from None
     if not wanted:
-        raise ValueError(f"the reference answer {wanted_text[:80]!r} is no mathematics; check spec.data.answer")
+        raise ValueError(f"the reference answer {wanted_text[:80]!r} is not mathematics; check spec.data.answer")
     with _limited("reading the response"):
         said = parse(response if said_text is None else f"\\boxed{{{said_text}}}", parsing_timeout=None)
     with _limited("comparing the response with the reference answer"):
@@ -87,8 +86,8 @@ def reference_problem(reference: str) -> str | None:
     if len(text) <= _LONGEST:
         return None
     return (
-        f"the reference answer {text[:40]!r}... has {len(text)} characters, more than {_LONGEST}, up to which "
-        "math-verify reads the whole of an expression; shorten it, or remove the row"
+        f"the reference answer {text[:40]!r}... has {len(text)} characters, but math-verify reads only expressions "
+        f"of up to {_LONGEST}; shorten it, or remove the row"
     )
 
 

@@ -41,7 +41,7 @@ def keyword_arguments(function: Callable[..., Any], params: Mapping[str, Any]) -
     for name, value in params.items():
         if name not in known:
             close = did_you_mean(name, known)
-            remedy = f"did you mean {close}?" if close else f"it takes {', '.join(known) or 'none'}"
+            remedy = f"did you mean {close}?" if close else f"its parameters are {', '.join(known) or 'none'}"
             raise ParameterError(None, f"there is no parameter {name!r}", remedy)
         expected = types[known[name].name]
         try:
@@ -85,7 +85,7 @@ def _words(annotation: Any) -> str:
 def _remedy(annotation: Any, value: Any) -> str:
     if choices := _choices(annotation):
         close = did_you_mean(str(value), choices)
-        return f"did you mean {close}?" if close else "choose one of them"
+        return f"did you mean {close}?" if close else "use one of them"
     if annotation is str:
         return "put it in quotes"
     return f"write {_EXPECTED[annotation]}{', without quotes' if isinstance(value, str) else ''}"

@@ -64,10 +64,10 @@ _EXCERPT = 300
 
 _REMEDY = (
     "correct the function and start again: the run continues from its last checkpoint. Or set spec.reward.onError: "
-    f"score to give such samples errorScore, or to drop to leave their groups out, {CHANGED_JOB}"
+    f"score to give such samples errorScore, or to drop to skip their groups, {CHANGED_JOB}"
 )
 _AWAY_REMEDY = (
-    "Try again when it answers. To go on without the groups that it does not score, set spec.reward.onError: drop, "
+    "Try again when it answers. To continue without the groups that it does not score, set spec.reward.onError: drop, "
     f"{CHANGED_JOB}."
 )
 _LOGGED = 50
@@ -199,7 +199,7 @@ class RewardPool:
                 )
                 self._sandboxes[name] = await self._open.enter_async_context(sandbox)
                 for what in sandbox.not_contained:
-                    log.warning("The sandbox of %s does not hold everything here: %s (docs/sandbox.md)", name, what)
+                    log.warning("The sandbox of %s is incomplete here: %s (docs/sandbox.md)", name, what)
             for spec, function in zip(self._specs, self._reward.functions, strict=True):
                 if (model := self._model_of(spec, function)) is not None:
                     self._models[spec.name] = model
@@ -207,7 +207,7 @@ class RewardPool:
                     await model.open()
         except WorldError as error:
             await self.close()
-            raise RewardWorkerError(f"a reward's sandbox cannot be opened: {error}") from error
+            raise RewardWorkerError(f"cannot open a reward's sandbox: {error}") from error
         except BaseException:
             await self.close()
             raise
@@ -236,7 +236,7 @@ class RewardPool:
             if unknown := sorted(spec.sources - set(sources)):
                 raise JobFileError(
                     f"{spec.place}.sources: there is no data source {', '.join(map(repr, unknown))}; "
-                    f"there are {', '.join(map(repr, sources))}"
+                    f"use one of {', '.join(map(repr, sources))}"
                 )
 
     def in_processes(self, source: str) -> bool:
@@ -361,16 +361,16 @@ class RewardPool:
                 raise RewardWorkerError(f"{message}\n{_AWAY_REMEDY}")
             if blamed and all(failure.lost for failure in blamed):
                 raise RewardWorkerError(
-                    f"{message}\nTry again, with more memory if it may have run out. Should it always be this sample, "
-                    f"{_REMEDY}; so can spec.reward.workers be lowered, which need less memory."
+                    f"{message}\nTry again, with more memory if it may have run out. If it is always this sample, "
+                    f"{_REMEDY}. Fewer spec.reward.workers need less memory."
                 )
-            raise RewardError(f"{message}\nTo go on, {_REMEDY}.")
+            raise RewardError(f"{message}\nTo continue, {_REMEDY}.")
         self.failures += 1
         if self._reward.on_error == "drop":
-            self._log(f"{message}\nIts group is left out, as spec.reward.onError: drop says.")
+            self._log(f"{message}\nIts group is dropped (spec.reward.onError: drop).")
             nobodys = bool(blamed) and all(failure.away or failure.lost for failure in blamed)
             kind = RewardWorkerError if nobodys else RewardError
-            raise UnscoredError(f"{message}\nTo go on, {_REMEDY}.", kind.exit_code)
+            raise UnscoredError(f"{message}\nTo continue, {_REMEDY}.", kind.exit_code)
         substitute = self._reward.error_score
         self._log(f"{message}\nThe sample gets spec.reward.errorScore = {substitute:g}.")
         return replace(result, score=substitute, turns=(), error=message)

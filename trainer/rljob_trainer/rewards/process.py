@@ -123,8 +123,8 @@ class WorkerProcess:
             except OSError as problem:
                 await self.kill()
                 raise RewardWorkerError(
-                    f"no reward worker can be started ({problem.strerror or problem}); make room (memory, processes, "
-                    "open files, the folder for temporary files) and try again"
+                    f"cannot start a reward worker ({problem.strerror or problem}); free resources (memory, processes, "
+                    "open files, space for temporary files) and try again"
                 ) from problem
             except BaseException:
                 await self.kill()
@@ -137,7 +137,7 @@ class WorkerProcess:
             if end.outside or end.had_its_time:
                 raise RewardWorkerError(
                     f"reward workers do not start: {end.problem}, {_STARTS} times; see the output above, give the "
-                    "process more memory if it may have run out of it, and try again"
+                    "process more memory if it may have run out, and try again"
                 )
             modules = ", ".join(dict.fromkeys(f"{s.place} ({s.function or s.type})" for s in self._terms))
             raise JobFileError(
@@ -279,7 +279,7 @@ class WorkerProcess:
         if how is _Late:
             return _End(f"no result within {seconds:g} s; its worker process was killed", had_its_time=True)
         if how is _Garbled:
-            return _End("something wrote into the pipe of its worker process, whose answers became unreadable")
+            return _End("something wrote to the pipe of its worker process, so its answers became unreadable")
         if how is _Stopped:
             number = int(signal.SIGSTOP)
             what = f"stopped for {seconds:g} s (SIGSTOP, a debugger)"
@@ -420,8 +420,8 @@ class _Progress:
         owner = next((r.response.label for r in self.requests if r.response.digest() == message.of), "")
         label = self.requests[message.sample].response.label or "a sample"
         return IntegrityError(
-            f"the reward of {label} was given to {owner or 'another text'}: a reward worker's answers have changed "
-            "places. Start again: the run continues from its last checkpoint. If it comes back, please report it"
+            f"the reward of {label} belongs to {owner or 'another text'}: a reward worker's answers were swapped. "
+            "Start again: the run continues from its last checkpoint. If it happens again, please report it"
         )
 
     def culprit(self) -> int | None:
@@ -440,8 +440,8 @@ def _blamed(term: str, end: _End) -> RewardFailure:
         problem = f"{end.problem}; this happened twice, the second time with this sample alone"
         return RewardFailure(term, problem, ended=True)
     problem = (
-        f"{end.problem}, twice in succession. By whom is not known (the kernel, where memory runs out, or another "
-        "process): neither function nor row need be at fault"
+        f"{end.problem}, twice in a row. The sender is unknown (the kernel if memory ran out, or another process), so "
+        "neither the function nor the row is necessarily at fault"
     )
     return RewardFailure(term, problem, ended=True, lost=True)
 

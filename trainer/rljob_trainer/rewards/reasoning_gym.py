@@ -22,13 +22,13 @@ async def reasoning_gym(
     tag: str = "answer",
     seconds: float = DEFAULT_SECONDS,
 ) -> RewardVerdict:
-    """What the problem's own `score_answer` says, from 0 to 1; correct is 1.
+    """The score of the problem's own `score_answer`, from 0 to 1; 1 is correct.
 
-    The answer is what stands between the last `<answer>` and `</answer>`, as the package's own prompts ask for it
-    (``answer_in`` response: the whole response; ``tag``: another word). A response without an answer scores 0, as does
-    one on which scoring raises or takes longer than ``seconds``, with which the problem is made again, too. Counted are
-    `answered`, `raised` and `unfinished`. Raises ``ValueError`` when the problem is another one the second time,
-    ``RewardWorkerError`` when the sandbox fails.
+    The answer is the text between the last `<answer>` and `</answer>`, as the package's prompts request
+    (``answer_in`` response: the whole response; ``tag``: another tag). A response without an answer scores 0, and so
+    does one for which scoring raises an error or takes longer than ``seconds``, including the time to regenerate the
+    problem. `answered`, `raised` and `unfinished` are counted. Raises ``ValueError`` if the regenerated problem
+    differs, ``RewardWorkerError`` when the sandbox fails.
     """
     answer = response.strip() if answer_in == "response" else tagged(response, tag)
     if answer is None:

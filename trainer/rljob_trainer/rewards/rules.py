@@ -95,15 +95,15 @@ def built_in(name: str) -> RewardRule | None:
 
 @rule("environment", inline=True)
 def environment(returned: Any, finish: str) -> Any:
-    """What the environment's program has returned: a number, or a mapping with ``score`` and perhaps ``prediction`` and
-    ``correct``. An episode that was cut before its program could return anything scores 0."""
+    """The value returned by the environment's program: a number, or a mapping with ``score`` and optionally
+    ``prediction`` and ``correct``. An episode that was truncated before its program returned scores 0."""
     return 0.0 if returned is None and is_cut(finish) else returned
 
 
 def required_answer(answer: str | None) -> str:
     """The reference answer. Raises ``ValueError`` saying how to get one."""
     if answer is None:
-        raise ValueError("the row has no reference answer; name its column in spec.data.answer")
+        raise ValueError("the row has no reference answer; set spec.data.answer to its column")
     return answer
 
 
@@ -120,8 +120,8 @@ def normalised(text: str, ignore_case: bool = True) -> str:
 def exact_match(response: str, answer: str | None, *, ignore_case: bool = True, partial: bool = False) -> RewardVerdict:
     """1 when the response equals the answer after normalisation, else 0.
 
-    ``partial``: instead the share of positions that agree, over the longer of the two: a slope for models that
-    start from nothing.
+    ``partial``: instead the fraction of positions that agree, relative to the longer of the two: a gradual reward for
+    models that start from scratch.
     """
     said, wanted = normalised(response, ignore_case), normalised(required_answer(answer), ignore_case)
     correct = said == wanted
@@ -133,9 +133,9 @@ def exact_match(response: str, answer: str | None, *, ignore_case: bool = True, 
 
 @rule("pattern", inline=False)
 def pattern(response: str, *, pattern: str, full: bool = False, ignore_case: bool = False) -> float:
-    """1 when the regular expression occurs in the response (``full``: describes all of it), else 0.
+    """1 when the regular expression matches in the response (``full``: matches all of it), else 0.
 
-    ``.`` matches line breaks too. Runs in a worker process: a pattern can take time exponential in the response.
+    ``.`` also matches line breaks. Runs in a worker process, because a pattern can take exponential time.
     """
     compiled = re.compile(pattern, re.DOTALL | (re.IGNORECASE if ignore_case else 0))
     return float((compiled.fullmatch(response) if full else compiled.search(response)) is not None)
@@ -143,12 +143,12 @@ def pattern(response: str, *, pattern: str, full: bool = False, ignore_case: boo
 
 @rule("length", inline=True)
 def length(tokens: int, *, coefficient: float = -0.001, free_tokens: int = 0) -> float:
-    """``coefficient`` for each response token beyond the first ``free_tokens``."""
+    """``coefficient`` for each response token after the first ``free_tokens``."""
     return coefficient * max(0, tokens - free_tokens)
 
 
 def overlong(tokens: int, *, longest: int, buffer: int, penalty: float) -> float:
-    """DAPO's soft punishment of long responses (arXiv 2503.14476, equation 13).
+    """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13).
 
     0 up to ``longest - buffer`` tokens, then down in a line to ``-penalty`` at ``longest``.
     """

@@ -40,10 +40,10 @@ _BATCHES = frozenset({"data_sources", "solution_strs", "ground_truths", "extra_i
 _NOT_HERE: Mapping[Convention, Mapping[str, str]] = {
     "rljob": {},
     "verl": dict.fromkeys(
-        ("reward_router_address", "reward_model_tokenizer"), "of a reward model, and none is served here"
+        ("reward_router_address", "reward_model_tokenizer"), "of a reward model, but none is served here"
     ),
     "trl": {
-        **dict.fromkeys(("completion_ids", "completions_ids"), "token ids, and reward functions get texts here"),
+        **dict.fromkeys(("completion_ids", "completions_ids"), "token ids, but reward functions get text here"),
         **dict.fromkeys(("trainer_state", "log_extra", "log_metric", "environments"), "an object of TRL's trainer"),
     },
 }
@@ -82,16 +82,14 @@ def convention_of(parameters: Parameters, given: Collection[str] = ()) -> Conven
     names = set(parameters.names) - set(given)
     if whole := sorted(names & _BATCHES):
         raise SignatureError(
-            f"takes {', '.join(whole)}, which is verl's signature for whole batches, and functions are called for one "
+            f"takes {', '.join(whole)}, which is verl's signature for whole batches, but functions are called for one "
             "sample at a time here",
             f"take {', '.join(VERL)}",
         )
     meant: list[Convention] = [convention for convention, marks in _MARKS.items() if names & marks]
     if len(meant) > 1:
         said = " and ".join(f"{', '.join(sorted(names & _MARKS[c]))} ({NAMES[c]})" for c in meant)
-        raise SignatureError(
-            f"takes {said}, so that it is not clear how it is to be called", "keep to the names of one of them"
-        )
+        raise SignatureError(f"takes {said}, so its calling convention is ambiguous", "use the names of one convention")
     found: Convention = meant[0] if meant else "rljob"
     for name in parameters.required:
         if name not in given and name in _NOT_HERE[found]:

@@ -139,8 +139,8 @@ class Term:
         self._names = frozenset(signature.parameters) if signature else frozenset()
         if not self._takes_all and (unknown := sorted(set(self._params) - self._names)):
             raise JobFileError(
-                f"{spec.place}.params: {spec.title} takes no {', '.join(map(repr, unknown))}; "
-                f"it takes {', '.join(sorted(self._names - set(OWN))) or 'none'}"
+                f"{spec.place}.params: {spec.title} has no parameter {', '.join(map(repr, unknown))}; "
+                f"its parameters are {', '.join(sorted(self._names - set(OWN))) or 'none'}"
             )
         self._convention: Convention = "rljob"
         if rule is None and signature is not None:
@@ -170,7 +170,7 @@ class Term:
         if self._judged_by is None:
             return required_answer(response.answer) if response.reference is None else response.reference
         if self._judged_by not in response.columns:
-            raise ValueError(f"the row has no column {self._judged_by!r}: its data source is none of this function's")
+            raise ValueError(f"the row has no column {self._judged_by!r}: its data source does not fit this function")
         return response.columns[self._judged_by]
 
     @property
@@ -223,7 +223,7 @@ class Term:
         except UnusableError as problem:
             return RewardFailure(self.spec.name, str(problem))
         except BaseException as problem:  # noqa: BLE001  what conversions of the user's types raise
-            return RewardFailure(self.spec.name, f"what it returned cannot be used: {described_error(problem)}")
+            return RewardFailure(self.spec.name, f"its return value cannot be used: {described_error(problem)}")
 
     def _arguments(self, response: Response) -> dict[str, Any]:
         if self._convention != "rljob":
@@ -264,7 +264,7 @@ def term_specs(reward: Reward) -> list[TermSpec]:
     for spec in specs:
         if names.count(spec.name) > 1:
             raise JobFileError(
-                f"{spec.place}.name: {spec.name!r} is there twice; give each reward function its own name"
+                f"{spec.place}.name: {spec.name!r} appears twice; give each reward function its own name"
             )
     return specs
 
@@ -330,7 +330,7 @@ def _absent(problem: BaseException) -> str:
     """Where a module has to be that an import did not find: the one of the function, or one that this imports."""
     if not isinstance(problem, ModuleNotFoundError) or not problem.name:
         return ""
-    return f". {problem.name} must lie beside the job file, in the current folder, or be installed"
+    return f". {problem.name} must be beside the job file, in the current folder, or installed"
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:

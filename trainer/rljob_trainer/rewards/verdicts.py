@@ -41,7 +41,7 @@ def list_of_one(returned: Any) -> list[Any]:
     return values
 
 
-_A_LIST = "a function that takes completions returns a list with a number, or None, for each of them"
+_A_LIST = "a function that takes completions must return a list with a number or None for each"
 
 
 def verdict_of(returned: Any, *, of_verl: bool = False) -> RewardVerdict:
@@ -98,7 +98,7 @@ def _turns(given: Any) -> tuple[float, ...]:
     return tuple(_number(value) for value in values)
 
 
-_EACH_ANSWER = "give a list with a number for each answer of the model"
+_EACH_ANSWER = "return a list with a number for each answer of the model"
 
 
 def _details(returned: Mapping[Any, Any], taken: Collection[str]) -> dict[str, float]:
@@ -111,7 +111,7 @@ def _details(returned: Mapping[Any, Any], taken: Collection[str]) -> dict[str, f
             if math.isfinite(number) and abs(number) <= LARGEST_SCORE:
                 found[plain_text(name)[:_LONGEST_NAME]] = number
     if len(found) > MOST_DETAILS:
-        raise UnusableError(f"it returned {len(found)} numbers besides the score; at most {MOST_DETAILS} are kept")
+        raise UnusableError(f"it returned {len(found)} numbers besides the score; at most {MOST_DETAILS} are allowed")
     return found
 
 

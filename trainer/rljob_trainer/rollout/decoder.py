@@ -195,7 +195,7 @@ class Decoder:
 
         def take(name: str) -> Tensor:
             if name not in tensors:
-                raise JobFileError(f"the model's weights lack {name}; the folder does not fit its config.json")
+                raise JobFileError(f"the model's weights lack {name}; they do not match the folder's config.json")
             self.tensors[name] = tensors[name]
             return tensors[name]
 

@@ -50,16 +50,16 @@ class EngineHandle(Protocol):
 
 _WORK: Mapping[str, tuple[str, str | None]] = {
     "ready": ("start", "deadlines.startSeconds"),
-    "weight_ranks": ("say how it takes weights", "deadlines.progressSeconds"),
-    "join_weights": ("meet the learner for its weights", "deadlines.progressSeconds"),
+    "weight_ranks": ("report how it receives weights", "deadlines.progressSeconds"),
+    "join_weights": ("connect with the learner for its weights", "deadlines.progressSeconds"),
     "receive_weights": ("load its weights", "deadlines.progressSeconds"),
     "score": ("score the canaries", "deadlines.progressSeconds"),
-    "resident": ("say which weights it has", "deadlines.progressSeconds"),
-    "submit": ("take its requests", None),
-    "collect": ("hand over what has finished", None),
+    "resident": ("report which weights it has", "deadlines.progressSeconds"),
+    "submit": ("accept its requests", None),
+    "collect": ("return finished requests", None),
     "abort": ("interrupt its requests", None),
     "sleep": ("free the device", None),
-    "wake_weights": ("take the device for its weights", None),
+    "wake_weights": ("move its weights to the device", None),
     "wake": ("take the device", None),
 }
 """What a call is for, and the setting that limits it; those without one get a fixed time."""
@@ -110,9 +110,9 @@ class RayEngine:
         doing, setting = _WORK.get(method, (f"answer {method}", None))
         if setting is None:
             # It takes an engine one step to answer.
-            remedy = "it hangs in a step, or its machine is overloaded; its log should say in what"
+            remedy = "it hangs in a step, or its machine is overloaded; see its log"
         else:
-            remedy = f"if it is only slow, raise {setting}, else its log should say what it hangs in"
+            remedy = f"if it is only slow, raise {setting}; otherwise see its log to find where it hangs"
         return f"engine {self.name}{place} did not {doing} within {seconds:g} s: {remedy}"
 
     async def within(

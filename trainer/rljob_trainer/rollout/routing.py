@@ -28,8 +28,8 @@ def with_experts(request: GenerationRequest, made: Tokens, computed: ByteArray) 
     needed = first + len(made) - 1
     if len(made) and len(computed) < needed:
         raise EngineError(
-            f"of the {needed} tokens that were computed for {request.id} the engine tells the experts of "
-            f"{len(computed)}; please report this, and remove algorithm.routingReplay until it is mended"
+            f"the engine reports the experts of {len(computed)} tokens of {request.id}, but computed {needed}; "
+            "please report this, and remove algorithm.routingReplay until it is fixed"
         )
     begun = request.begun
     if len(begun) and begun.routed_experts is None:

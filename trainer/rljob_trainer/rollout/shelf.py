@@ -77,7 +77,7 @@ class Shelf:
         except OSError as error:
             self._close_segment()
             if not self._told:
-                _log.warning("responses stay in the driver's memory: %s cannot hold them (%s)", self._folder, error)
+                _log.warning("responses stay in the driver's memory: cannot store them in %s (%s)", self._folder, error)
             self._told = True
             return arrays
 

@@ -180,7 +180,7 @@ class TorchEngine:
         if total * self._bytes_per_token() > self._kv_bytes:
             raise ValueError(
                 f"{request.id}: its {total} tokens need {total * self._bytes_per_token()} bytes of KV "
-                f"cache, the engine has {self._kv_bytes}"
+                f"cache, but the engine has only {self._kv_bytes}"
             )
         if reason := already_finished(request):
             self._finished.append(brought_along(request, reason))
@@ -376,7 +376,7 @@ class TorchEngine:
         if not self._updating:
             raise EngineError("torch engine: load() before begin_update()")
         if self._shared:
-            raise EngineError("torch engine: it shares the learner's weights, nothing can be loaded into it")
+            raise EngineError("torch engine: it shares the learner's weights, so nothing can be loaded into it")
         for name, tensor in tensors:
             if name == "lm_head.weight" and self._config.tied:
                 continue

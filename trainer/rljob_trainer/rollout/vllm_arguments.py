@@ -52,9 +52,9 @@ def environment(told: Mapping[str, str], *, on_cpu: bool, start_seconds: float, 
     """
     if told.get(_OWN_PROCESS, "0") != "0":
         raise EngineError(
-            f"vLLM engine: {_OWN_PROCESS} is set, which does not say where the core runs: remove it from the engine's "
-            "environment (the shell's, or the image's), and set rollout.multiprocessing: true to give vLLM's core a "
-            "process of its own"
+            f"vLLM engine: {_OWN_PROCESS} is set, but it does not control where the core runs: remove it from the "
+            "engine's environment (the shell's or the image's), and set rollout.multiprocessing: true to run vLLM's "
+            "core in its own process"
         )
     wanted = {
         # Where the core is ``vllm_core.py`` says; a CPU's only worker would get a process of its own beside that.
@@ -67,7 +67,7 @@ def environment(told: Mapping[str, str], *, on_cpu: bool, start_seconds: float, 
         # By vLLM's second model runner, which no CPU has (``vllm_routing.py``).
         if told.get(_SECOND_RUNNER) == "0":
             raise EngineError(
-                f"vLLM engine: routing replay on a GPU needs vLLM's second model runner, and {_SECOND_RUNNER} is 0: "
+                f"vLLM engine: routing replay on a GPU needs vLLM's second model runner, but {_SECOND_RUNNER} is 0: "
                 "remove it from rollout.env"
             )
         wanted[_SECOND_RUNNER] = "1"
@@ -81,8 +81,8 @@ def refuse_variant_kernels(told: Mapping[str, str], capability: tuple[int, int] 
         return
     needed, has = (".".join(map(str, version)) for version in (_INVARIANT_FROM, capability))
     raise EngineError(
-        f"vLLM engine: deterministic: true asks for vLLM's batch-invariant mode ({_BATCH_INVARIANT}), which needs a "
-        f"GPU of compute capability {needed} (A100) or more, and this one has {has}: choose nodes with newer GPUs "
+        f"vLLM engine: deterministic: true needs vLLM's batch-invariant mode ({_BATCH_INVARIANT}), which needs a "
+        f"GPU of compute capability {needed} (A100) or higher, but this one has {has}: use nodes with newer GPUs "
         "(pod.nodeSelector), or remove deterministic"
     )
 

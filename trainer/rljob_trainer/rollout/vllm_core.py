@@ -155,7 +155,7 @@ class CoreProcess:
 
     def _its_end(self) -> EngineError:
         names = ", ".join(str(process.pid) for process in self.processes)
-        return EngineError(f"vLLM's own process ({names}) ended unasked; its last lines in the log say more")
+        return EngineError(f"vLLM's own process ({names}) ended unexpectedly; see its last lines in the log")
 
     def _watch(self) -> None:
         """vLLM's client waits for ever for the answers of a process that was killed."""

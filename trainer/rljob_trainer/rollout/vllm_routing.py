@@ -44,7 +44,7 @@ class RoutingCapture:
         model without routers that can be listened to."""
         if not isinstance(runner, GPUModelRunner):
             raise EngineError(
-                "vLLM worker: routing replay on a CPU works with vLLM's first model runner: remove "
+                "vLLM worker: routing replay on a CPU works only with vLLM's first model runner: remove "
                 "VLLM_USE_V2_MODEL_RUNNER from rollout.env"
             )
         self._runner = runner
@@ -53,12 +53,12 @@ class RoutingCapture:
         self._chosen: list[torch.Tensor | None] = [None] * len(layers)
         """By layer, in the pass under way."""
         if not layers:
-            raise EngineError("vLLM worker: routing replay needs a mixture of experts, and the model has no router")
+            raise EngineError("vLLM worker: routing replay needs a mixture of experts, but the model has no router")
         for number, layer in enumerate(sorted(layers)):
             router = layers[layer].router
             if not isinstance(router, BaseRouter):
                 raise EngineError(
-                    f"vLLM worker: the router of layer {layer} ({type(router).__name__}) tells no choices"
+                    f"vLLM worker: the router of layer {layer} ({type(router).__name__}) does not report its choices"
                 )
             router.set_capture_fn(partial(self._choose, number))
             top_k: int = router.top_k
@@ -104,7 +104,7 @@ class RoutingCapture:
             told = self._told[request] = _Told([self._by_slot[slots[:first]]], first)
         if first > told.tokens:
             raise EngineError(
-                f"vLLM worker: request {request} goes on at token {first}, and of its experts {told.tokens} are known; "
+                f"vLLM worker: request {request} continues at token {first}, but experts are known of {told.tokens}; "
                 "please report this"
             )
         told.parts.append(chosen[told.tokens - first :].copy())

@@ -42,7 +42,7 @@ class Exponential:
         return np.clip(np.rint(rng.exponential(self.mean, (groups, n))), 1, self.limit).astype(np.int64)
 
     def describe(self) -> str:
-        return f"exponential, mean {self.mean:.0f} tokens, cut at {self.limit}"
+        return f"exponential, mean {self.mean:.0f} tokens, truncated at {self.limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class LogNormal:
         return np.clip(np.rint(drawn), 1, self.limit).astype(np.int64)
 
     def describe(self) -> str:
-        return f"log-normal, median {self.median:.0f} tokens, sigma {self.sigma:.2f}, cut at {self.limit}"
+        return f"log-normal, median {self.median:.0f} tokens, sigma {self.sigma:.2f}, truncated at {self.limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def parse_lengths(text: str, *, limit: int, n: int) -> LengthDistribution:
     except ValueError:
         values = []
     if len(values) != wanted or not all(0 < value < float("inf") for value in values):
-        raise DataError(f"{text!r} is no distribution; write exponential:MEAN or lognormal:MEDIAN,SIGMA (tokens)")
+        raise DataError(f"{text!r} is not a distribution; use exponential:MEAN or lognormal:MEDIAN,SIGMA (tokens)")
     return Exponential(values[0], limit) if kind == "exponential" else LogNormal(values[0], values[1], limit)
 
 
@@ -125,9 +125,9 @@ def recorded(path: Path, n: int) -> Recorded:
     try:
         values = [int(line) for line in path.read_text().split()]
     except (OSError, ValueError) as problem:
-        raise DataError(f"{path}: {problem}; write one length (tokens) a line, or name a run's output folder") from None
+        raise DataError(f"{path}: {problem}; write one length (tokens) per line, or pass a run's folder") from None
     if not values or min(values) < 0:
-        raise DataError(f"{path} holds no lengths, or negative ones; write one length (tokens) a line")
+        raise DataError(f"{path} has no lengths, or negative ones; write one length (tokens) per line")
     return Recorded([values[start : start + n] for start in range(0, len(values), n)], str(path))
 
 
@@ -140,7 +140,7 @@ def _from_run(folder: Path) -> Recorded:
                 by_prompt[step, row.prompt].append(row.tokens)
     if not by_prompt:
         raise DataError(
-            f"{folder} holds no samples with their lengths; run the job with logging.samplesEvery: 1 and "
+            f"{folder} has no samples with lengths; run the job with logging.samplesEvery: 1 and "
             "logging.samplesPerWrite as large as a batch, or use --lengths exponential:MEAN"
         )
     return Recorded(list(by_prompt.values()), str(folder))

@@ -30,18 +30,18 @@ def measure(folder: Path) -> MeasuredRun:
     """Median times of a sync run's steps after the first two. Raises ``DataError`` when they cannot be had from it."""
     job_file = folder / run_folder.JOB
     if not job_file.exists():
-        raise DataError(f"{folder} is no run's output folder (there is no {run_folder.JOB}); name one")
+        raise DataError(f"{folder} is not the output folder of a run (it has no {run_folder.JOB}); pass one")
     job = resolve(load_jobs(job_file)[0])
     if job.spec.pipeline.mode != "sync":
         raise DataError(
-            f"{folder} is a run in mode {job.spec.pipeline.mode}, in which stages overlap, so nobody knows how long "
-            "a batch takes to generate by itself; run a few steps with --set pipeline.mode=sync"
+            f"{folder} is a run in mode {job.spec.pipeline.mode}, whose stages overlap, so the time to generate a "
+            "batch alone is unknown; run a few steps with --set pipeline.mode=sync"
         )
     rows = [row for row in run_folder.read_lines(folder / run_folder.METRICS) if row["step"] > 0]
     # The first steps warm caches up; the last one is left out with its checkpoint.
     rows = rows[_WARM_UP:-1]
     if not rows:
-        raise DataError(f"{folder} has fewer than {_WARM_UP + 2} steps; let the run go on")
+        raise DataError(f"{folder} has fewer than {_WARM_UP + 2} steps; let the run continue")
 
     def stage(*names: str) -> float:
         return median(sum(row.get(name) or 0.0 for name in names) for row in rows)

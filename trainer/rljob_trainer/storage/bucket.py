@@ -14,7 +14,7 @@ from rljob_trainer.errors import BucketError, UnreachableError
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-REMEDY = "check the address, the network and the credentials in the environment (on a cluster: the pods')"
+REMEDY = "check the address, the network and the credentials in the environment (on a cluster, in the pods)"
 _REFUSALS = (errno.EINVAL, errno.EPERM, errno.ENOSYS)
 """What s3fs makes of a request that S3 takes for wrong."""
 FRESH: dict[str, Any] = {"use_listings_cache": False}
@@ -46,7 +46,7 @@ class ObjectBucket:
 
     def read(self, name: str) -> bytes | None:
         """A small object; None when there is none."""
-        with self._telling(f"{name} cannot be read"):
+        with self._telling(f"cannot read {name}"):
             store, root = self._store()
             try:
                 data: bytes = store.cat_file(f"{root}/{name}")
@@ -56,25 +56,25 @@ class ObjectBucket:
 
     def write(self, name: str, data: bytes) -> None:
         """A small object, whole or not at all."""
-        with self._telling(f"{name} cannot be written"):
+        with self._telling(f"cannot write {name}"):
             store, root = self._store()
             store.pipe_file(f"{root}/{name}", data)
 
     def upload(self, file: Path, name: str) -> None:
-        with self._telling(f"{name} cannot be written"):
+        with self._telling(f"cannot write {name}"):
             store, root = self._store()
             store.put_file(str(file), f"{root}/{name}")
 
     def download(self, name: str, file: Path) -> None:
         """``file``'s folder is made."""
-        with self._telling(f"{name} cannot be read"):
+        with self._telling(f"cannot read {name}"):
             store, root = self._store()
             file.parent.mkdir(parents=True, exist_ok=True)
             store.get_file(f"{root}/{name}", str(file))
 
     def files(self) -> dict[str, StoredObject]:
         """All objects, by name in order; empty where nothing is. The bucket itself must exist."""
-        with self._telling("cannot be listed"):
+        with self._telling("cannot list objects"):
             store, root = self._store()
             found = store.find(root, detail=True)
             return {
@@ -85,7 +85,7 @@ class ObjectBucket:
 
     def move(self, names: Iterable[str], to: ObjectBucket) -> None:
         """Without the data passing through here."""
-        with self._telling(f"objects cannot be moved to {to}"):
+        with self._telling(f"cannot move objects to {to}"):
             store, root = self._store()
             _, target = to._store()
             if names := list(names):
@@ -94,7 +94,7 @@ class ObjectBucket:
 
     def remove(self, names: Iterable[str]) -> None:
         """Objects that are gone already don't matter."""
-        with self._telling("objects cannot be removed"):
+        with self._telling("cannot remove objects"):
             store, root = self._store()
             if paths := [f"{root}/{name}" for name in names]:
                 store.rm(paths)

@@ -44,30 +44,30 @@ def advice(mode: Literal["sync", "oneStepOff", "fullyAsync"], waiting: Waiting, 
         if gain < 1.0 + WORTH_SAYING:
             return None
         return (
-            f"The pools work in turn: the trainer waits {percent(trainer)} of the time. "
-            f"pipeline.mode: oneStepOff lets both work at once: up to {gain:.2f} times as fast."
+            f"The pools take turns: the trainer waits {percent(trainer)} of the time. "
+            f"With pipeline.mode: oneStepOff both work at once, which is up to {gain:.2f} times as fast."
         )
     if mode == "fullyAsync" and min(trainer, rollout) >= WORTH_SAYING:
         return (
-            f"Both pools wait: the trainer {percent(trainer)} of the time, engines {percent(rollout)}. Tools or reward "
-            "functions that take long hold groups back: pipeline.staleness.onDeadline: end trains late groups as they "
-            "are, a larger staleness.maxAge leaves them more time."
+            f"Both pools wait: the trainer {percent(trainer)} of the time, engines {percent(rollout)}. Slow tools or "
+            "reward functions delay groups: set pipeline.staleness.onDeadline: end to train on late groups as they "
+            "are, or raise staleness.maxAge to give them more time."
         )
     if trainer >= rollout:
         gain = 1.0 / max(1.0 - trainer, _LEAST_WORK)
         wanted = math.ceil(waiting.engines * gain - 1e-9)
         return (
             f"Rollout is the bottleneck: the trainer waits {percent(trainer)} of the time. "
-            f"rollout.replicas: {max(wanted, waiting.engines + 1)} instead of {waiting.engines} would keep it busy: "
+            f"rollout.replicas: {max(wanted, waiting.engines + 1)} instead of {waiting.engines} would keep it busy, "
             f"up to {gain:.2f} times as fast."
         )
     needed = max(1, math.ceil(waiting.engines * (1.0 - rollout) - 1e-9))
     spare = waiting.engines - needed
-    bottleneck = f"The trainer is the bottleneck: engines have nothing to do {percent(rollout)} of the time. "
+    bottleneck = f"The trainer is the bottleneck: engines are idle {percent(rollout)} of the time. "
     if spare == 0:
         return bottleneck + "More trainer ranks would shorten a step."
     gain = min((waiting.ranks + spare) / waiting.ranks, 1.0 / max(1.0 - rollout, _LEAST_WORK))
     return bottleneck + (
-        f"rollout.replicas: {needed} instead of {waiting.engines} is enough; with the devices of the other {spare} the "
-        f"trainer would be up to {gain:.2f} times as fast."
+        f"rollout.replicas: {needed} instead of {waiting.engines} is enough; with the devices of the other {spare}, "
+        f"the trainer would be up to {gain:.2f} times as fast."
     )

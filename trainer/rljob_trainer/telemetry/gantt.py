@@ -44,7 +44,7 @@ def last_steps(path: Path, steps: int = STEPS) -> list[Bar]:
         ends = [event["ts"] + event["dur"] for event in spans]
         begun = sorted(event["ts"] for event in spans if event["name"] == "generate")
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise DataError(f"{path} is no timeline: {problem!r}") from problem
+        raise DataError(f"{path} is not a timeline: {problem!r}") from problem
     if not spans:
         return []
     first = begun[-steps:][0] if begun else max(ends) - 60e6

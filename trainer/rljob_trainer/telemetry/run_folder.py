@@ -89,7 +89,7 @@ def writing(path: Path) -> Iterator[None]:
         reason = problem.strerror or str(problem)
         remedy = "choose another folder with --output"
         if lacks_room(problem):
-            remedy = f"make room or the folder writable, or {remedy}"
+            remedy = f"make room, make the folder writable, or {remedy}"
         elif problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             remedy = f"make the folder writable, or {remedy}"
         raise OutputError(f"cannot write {path}: {reason}; {remedy}") from problem

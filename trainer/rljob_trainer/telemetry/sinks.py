@@ -124,7 +124,7 @@ class JsonlSink:
                 self._folder.stat()  # one that was removed is not made again
             run_folder.write_whole(run_folder.samples_path(self._folder, step), text)
         except OutputError as problem:
-            self._tell(f"{problem}; the samples of step {step} are left out")
+            self._tell(f"{problem}; the samples of step {step} are skipped")
 
     def close(self) -> None:
         try:
@@ -179,8 +179,8 @@ def _tell_missing(path: Path, steps: set[int], restored_step: int) -> None:
     if missing:
         some = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
         _log.warning(
-            "%s has lost the lines of %d of the %d steps that the checkpoint goes on from (%s): curves and report have "
-            "a gap there; training is not affected",
+            "%s has lost the lines of %d of the %d steps before the checkpoint (%s): curves and report have a gap "
+            "there; training is not affected",
             path,
             len(missing),
             restored_step,
@@ -232,7 +232,7 @@ class TensorBoardSink:
         except OSError as problem:
             # Its thread has ended with the first write that failed, and takes no more.
             self._ended = True
-            text = "the TensorBoard files in %s end before step %d (%s); metrics.jsonl goes on"
+            text = "the TensorBoard files in %s end before step %d (%s); metrics.jsonl continues"
             _log.warning(text, self._folder, step, problem.strerror or problem)
 
     def _forget_from(self, step: int) -> None:

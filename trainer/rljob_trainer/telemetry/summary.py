@@ -111,7 +111,7 @@ class Summary(_Model):
         try:
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError as problem:
-            raise DataError(f"{path} does not exist; has the run ended?") from problem
+            raise DataError(f"{path} does not exist; check that the run has ended") from problem
         except ValidationError as problem:
             raise DataError(f"{path} is not the summary of a run: {problem}") from problem
 

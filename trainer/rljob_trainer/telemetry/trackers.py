@@ -165,7 +165,7 @@ class WandbSink:
             call()
         except Exception as problem:  # noqa: BLE001  (whatever a tracker raises must not end the run; it is told once)
             self._alive = False
-            self._warn(f"W&B does not take metrics any more ({problem}); the run goes on, see metrics.jsonl")
+            self._warn(f"W&B no longer accepts metrics ({problem}); the run continues, see metrics.jsonl")
 
     def close(self) -> None:
         self._alive, alive = False, self._alive
@@ -239,7 +239,7 @@ class MlflowSink:
             call()
         except Exception as problem:  # noqa: BLE001  (whatever a tracker raises must not end the run; it is told once)
             self._alive = False
-            self._warn(f"MLflow does not take metrics any more ({problem}); the run goes on, see metrics.jsonl")
+            self._warn(f"MLflow no longer accepts metrics ({problem}); the run continues, see metrics.jsonl")
 
     def close(self) -> None:
         if self._alive:

@@ -39,7 +39,7 @@ def shifted(trainer: FloatArray, engine: FloatArray, mask: BoolArray, offsets: O
         ends = offsets[:-1] if by == 1 else offsets[1:] - 1
         known[ends[np.diff(offsets) > 0]] = False
         if known.sum() * 2 >= mask.sum() and gap(moved, engine, known) < _EXPLAINED * whole:
-            return f"the engines' log-probs are shifted: each stands one place {words} than the token it belongs to"
+            return f"the engines' log-probs are shifted: each is one position {words} than its token"
     return ""
 
 
@@ -59,7 +59,7 @@ def of_temperature(scored: Mapping[float, FloatArray], engine: FloatArray, own: 
     if best == own or not gaps[best] < _EXPLAINED * gaps[own]:
         return ""
     return (
-        f"the engines' log-probs are those of temperature {best:g}, not of the job's {own:g}: look at what the engine "
+        f"the engines' log-probs are those of temperature {best:g}, not of the job's {own:g}: check what the engine "
         "reports (rollout.engineArgs; vLLM needs logprobs_mode processed_logprobs)"
     )
 

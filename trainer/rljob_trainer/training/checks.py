@@ -16,7 +16,7 @@ from rljob_trainer.errors import EngineError, IntegrityError, LearnerError
 from rljob_trainer.learner.protocol import ScoreResult
 from rljob_trainer.training.batch import TrainingBatch
 
-_REMEDY = "Start again: the run continues from its last checkpoint. If it comes back, please report it"
+_REMEDY = "Start again: the run continues from its last checkpoint. If it happens again, please report it"
 _ROUNDING = 0.01
 """Nats by which a log-prob may exceed 0: float32 logits of 1e5 leave that much of their difference."""
 _REMEMBERED = 64
@@ -37,13 +37,13 @@ class TrainedPrompts:
             ordinal = group.prompt.ordinal
             if ordinal in seen:
                 raise IntegrityError(
-                    f"prompt {ordinal} is in the batch of step {step} twice: a group was doubled, perhaps in the place "
+                    f"prompt {ordinal} is in the batch of step {step} twice: a group was duplicated, perhaps in place "
                     f"of another. {_REMEDY}"
                 )
             seen.add(ordinal)
             if (before := self._steps.get(ordinal)) is not None:
                 raise IntegrityError(
-                    f"prompt {ordinal} comes to be trained again in step {step}: it was trained in step {before}. "
+                    f"prompt {ordinal} would be trained on again in step {step}: it was already used in step {before}. "
                     f"{_REMEDY}"
                 )
 
@@ -67,11 +67,11 @@ def check_groups(groups: Sequence[Group], version: int) -> None:
                 scored, seen = episode.reward.of
                 if scored != episode.id:
                     raise IntegrityError(
-                        f"the reward of {episode.id} was given to {scored}: rewards have changed places. {_REMEDY}"
+                        f"the reward of {episode.id} belongs to {scored}: rewards were swapped. {_REMEDY}"
                     )
                 if seen != digest_of(episode):
                     raise IntegrityError(
-                        f"the reward of {episode.id} was given for other tokens than the sample has. {_REMEDY}"
+                        f"the reward of {episode.id} was given for tokens that differ from the sample's. {_REMEDY}"
                     )
 
 
@@ -80,10 +80,10 @@ def _check_place(group: Group, episode: Episode) -> None:
     given it."""
     prompt = group.prompt
     if episode.id.ordinal != prompt.ordinal:
-        raise IntegrityError(f"{episode.id} stands in the group of prompt {prompt.ordinal}. {_REMEDY}")
+        raise IntegrityError(f"{episode.id} is in the group of prompt {prompt.ordinal}. {_REMEDY}")
     begins = episode.leaves[0].prompt_ids if episode.made_for is None else episode.made_for
     if begins is not prompt.token_ids and begins[: len(prompt.token_ids)] != prompt.token_ids:
-        raise IntegrityError(f"{episode.id} was made for other tokens than its prompt has now. {_REMEDY}")
+        raise IntegrityError(f"{episode.id} was generated for tokens that differ from its prompt's. {_REMEDY}")
 
 
 def _check_tokens(name: str, tokens: Tokens, version: int) -> None:
@@ -92,13 +92,13 @@ def _check_tokens(name: str, tokens: Tokens, version: int) -> None:
         token = int(impossible[0])
         raise EngineError(
             f"the log-prob of response token {token} of {name} is {float(tokens.log_probs[token]):g} by the "
-            "engine that sampled it, which no sampled token can have: its model computes no probabilities. "
-            "Look at the engine's log, and at its weights' dtype and device"
+            "engine that sampled it, which is impossible for a sampled token: its model computes invalid "
+            "probabilities. Check the engine's log, and its weights' dtype and device"
         )
     if len(tokens) and (newest := int(tokens.versions.max())) > version:
         raise IntegrityError(
-            f"{name} has tokens of version {newest}, but the newest that was published is version {version}: "
-            f"its engine numbers its weights wrongly, so that ages are wrong as well. {_REMEDY}"
+            f"{name} has tokens of version {newest}, but the newest published version is {version}: its engine "
+            f"numbers its weights wrongly, so ages are wrong as well. {_REMEDY}"
         )
 
 
@@ -110,7 +110,7 @@ def possible(log_probs: FloatArray) -> BoolArray:
 def check_layout(batch: TrainingBatch, groups: Sequence[Group]) -> None:
     """Raises ``IntegrityError`` naming the stream and the sample that is not where it should be."""
     for wrong in _misplaced(batch, groups):
-        raise IntegrityError(f"{wrong} is not the sample's own in the batch: it was changed or moved. {_REMEDY}")
+        raise IntegrityError(f"{wrong} in the batch is not the sample's own: it was changed or moved. {_REMEDY}")
 
 
 def check_scored(scored: ScoreResult, batch: TrainingBatch, step: int) -> None:
@@ -143,8 +143,8 @@ def check_scored(scored: ScoreResult, batch: TrainingBatch, step: int) -> None:
 
 def _refuse_scored(what: str, model: str, value: float, where: str, episode: Episode, step: int) -> NoReturn:
     raise LearnerError(
-        f"step {step}: the {what} {where} of {episode.id} is {value:g} by the {model}, nothing to train with; look at "
-        f"the {model}'s weights and at the sample"
+        f"step {step}: the {what} {where} of {episode.id} is {value:g} from the {model}, which cannot be trained on; "
+        f"check the {model}'s weights and the sample"
     )
 
 

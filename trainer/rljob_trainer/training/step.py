@@ -237,7 +237,7 @@ class TrainingStep:
             self.switch_correction_on()
         self._steps_taken = list(state["steps_taken"])
         for name in sorted(foreign):
-            self._report(f"{name} is not that of the checkpoint's job: it begins as this job has it")
+            self._report(f"{name} differs from the checkpoint's job: it restarts with this job's settings")
 
     def switch_correction_on(self) -> None:
         """From the next batch on: mode decoupled, with importance weights."""

@@ -60,7 +60,7 @@ class ValidationBeside:
     async def begin(self, step: int) -> bool:
         """Starts with the weights that the engines have now; False when none can be spared."""
         assert self._now is None, "take() the one before first"
-        async with self._undisturbed("trainer", "engines are being lent to validation", 3 * CALL_SECONDS):
+        async with self._undisturbed("trainer", "engines are lent to validation", 3 * CALL_SECONDS):
             lent = await self._pool.lend(max(1, len(self._pool.serving) // _SHARE))
         if lent is None:
             return False
@@ -74,7 +74,7 @@ class ValidationBeside:
             # As soon as they are free, not only when somebody takes the result. At the end of a run they end with the
             # pool: weights that are on their way to another engine must not hold that up.
             if not self._closed:
-                async with self._undisturbed("validation", "the engines of a validation come back", CALL_SECONDS):
+                async with self._undisturbed("validation", "the engines of a validation return", CALL_SECONDS):
                     lent.give_back()
 
     async def take(self) -> tuple[int, HeldOutScores] | None:
@@ -88,7 +88,7 @@ class ValidationBeside:
         try:
             return now.step, await now.scoring
         except EngineLostError as error:
-            self._report(f"the validation of step {now.step} is lost ({error}); the next one is not affected")
+            self._report(f"the validation of step {now.step} failed ({error}); the next one is not affected")
             return None
 
     async def close(self) -> None:

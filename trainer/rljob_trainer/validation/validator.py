@@ -98,7 +98,7 @@ class Validator:
     def progress(self) -> str:
         """How far the validation under way is."""
         total = sum(len(held.prompts) for held in self._sets)
-        return f"validation: {self._scored} of {total} prompts are scored; {self._asked.waiting_for()}"
+        return f"validation: {self._scored} of {total} prompts scored; {self._asked.waiting_for()}"
 
     async def run(self, lent: ValidationEngines | None = None) -> HeldOutScores:
         """On all engines while training waits, or on the ``lent`` ones.

@@ -44,11 +44,11 @@ class PublishedAdapter:
         """``base_sha256``: of the model that the engine has. Raises ``EngineError`` for an adapter to another one, and
         for tensors that are none."""
         if not DTYPES.keys() <= tensors.keys():
-            raise EngineError(f"weights: what arrived is no adapter: it has no {', '.join(DTYPES.keys() - tensors)}")
+            raise EngineError(f"weights: received an invalid adapter: it has no {', '.join(DTYPES.keys() - tensors)}")
         sent = bytes(tensors[BASE].tolist()).hex()
         if sent != base_sha256:
             raise EngineError(
-                f"weights: the learner's adapter belongs to the base {sent[:12]}, and the engine has read "
+                f"weights: the learner's adapter belongs to the base {sent[:12]}, but the engine has read "
                 f"{base_sha256[:12]} from its folder: they have different models"
             )
         matrices = {name: tensor for name, tensor in tensors.items() if name not in DTYPES}
@@ -56,7 +56,7 @@ class PublishedAdapter:
         seconds = {name.removesuffix(_SECOND) for name in matrices if name.endswith(_SECOND)}
         if not layers or layers != seconds or 2 * len(layers) != len(matrices):
             raise EngineError(
-                f"weights: what arrived is no adapter, which has two matrices a layer: {sorted(matrices)[:3]}"
+                f"weights: received data is not an adapter with two matrices per layer: {sorted(matrices)[:3]}"
             )
         rank = matrices[f"{min(layers)}{_FIRST}"].shape[0]
         return cls(matrices, rank, int(tensors[ALPHA]))

@@ -45,7 +45,7 @@ _GRACE_SECONDS = 2.0
 """After a broken broadcast: how long survivors have to say that they live."""
 
 
-_REMEDY = "If the weights only need longer, raise deadlines.progressSeconds."
+_REMEDY = "If the weights only need more time, raise deadlines.progressSeconds."
 
 
 def _since(began: float) -> str:
@@ -120,7 +120,7 @@ class WeightGroup:
             except (dist.DistNetworkError, dist.DistStoreError) as error:
                 raise DeadlineError(
                     f"weights: {self.names[rank]} could not reach the learner at {link.address} within "
-                    f"{timeout:.0f} s: the learner's process is gone, or no connection is allowed between their hosts "
+                    f"{timeout:.0f} s: the learner's process is gone, or connections between their hosts are blocked "
                     "(firewall, network policy)"
                 ) from error
         self._store = dist.PrefixStore(_prefix(link), store)
@@ -163,9 +163,9 @@ class WeightGroup:
             self._check_called_off()
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"weights: {self.names[self.rank]} waited {_since(began)} for connections with the others of "
-                    f"weight group {self.link.generation}, which have all come: one of them has died or hangs, or "
-                    "their hosts do not reach each other (firewall, network policy, NCCL_SOCKET_IFNAME)"
+                    f"weights: {self.names[self.rank]} waited {_since(began)} for connections with the other members "
+                    f"of weight group {self.link.generation}, which have all joined: one of them died or hangs, or "
+                    "their hosts cannot reach each other (firewall, network policy, NCCL_SOCKET_IFNAME)"
                 )
         if isinstance(result[0], Exception):
             self._check_called_off()
@@ -219,8 +219,8 @@ class WeightGroup:
             self._check_called_off()
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"weights: {self.names[self.rank]} waited {_since(began)} for {what}, which never came: "
-                    f"{self.names[0]} is busy elsewhere or hangs; see its log. {_REMEDY}"
+                    f"weights: {self.names[self.rank]} waited {_since(began)} in vain for {what}: {self.names[0]} is "
+                    f"busy or hangs; see its log. {_REMEDY}"
                 )
             time.sleep(_POLL_SECONDS)
         return bytes(self._store.get(key))
@@ -231,8 +231,8 @@ class WeightGroup:
         values, missing = self._gather(key, deadline, self._check_called_off)
         if missing:
             raise DeadlineError(
-                f"weights: {', '.join(missing)} did not {what} within {_since(began)}: see the log of that engine "
-                f"for what it hangs in. {_REMEDY}"
+                f"weights: {', '.join(missing)} did not {what} within {_since(began)}: see the engine's log to find "
+                f"where it hangs. {_REMEDY}"
             )
         return values
 

@@ -24,9 +24,9 @@ def difference(ours: str, name: str, others: Mapping[str, str]) -> str | None:
         for variable in ALIKE:
             if (one := mine.get(variable)) != (two := theirs.get(variable)):
                 return (
-                    f"{variable} {_said(one)} for {name} and {_said(two)} for {other}: NCCL needs the same in both, or "
-                    "they wait for each other without end; set it alike in trainer.env and rollout.env (or in the env "
-                    "of both pods)"
+                    f"{variable} {_said(one)} for {name} but {_said(two)} for {other}: NCCL needs the same value in "
+                    "both, or they wait for each other forever; set it to the same value in trainer.env and "
+                    "rollout.env (or in the env of both pods)"
                 )
     return None
 

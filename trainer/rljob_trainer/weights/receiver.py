@@ -117,7 +117,7 @@ class Receiver:
         sent = Manifest(zip(plan.tensors, json.loads(sums), strict=True))
         if wrong := received.differing(sent):
             raise EngineError(
-                f"weights: {self._name} received other bytes than were sent, in {len(wrong)} of {len(sent.lines)} "
+                f"weights: {self._name} received different bytes than were sent, in {len(wrong)} of {len(sent.lines)} "
                 f"tensors: {listed(wrong)}"
             )
 

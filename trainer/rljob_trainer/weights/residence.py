@@ -76,13 +76,13 @@ def cause_of(ours: Sums, theirs: Sums, former: Mapping[int, Sums], in_any_order:
         if name not in theirs:
             told.append(f"it has no {name}")
         elif name not in ours:
-            told.append(f"nobody has sent it {name}")
+            told.append(f"it never received {name}")
         elif (owner := places.get(theirs[name])) is not None:
-            told.append(f"{name} holds what belongs into {owner}")
+            told.append(f"{name} contains the values of {owner}")
         elif name in in_any_order[0] and in_any_order[0][name] == in_any_order[1].get(name):
-            told.append(f"{name} has the same numbers in another order")
+            told.append(f"{name} has the same values in another order")
         else:
-            told.append(f"{name} has other numbers")
+            told.append(f"{name} has different values")
     more = f" (and {len(wrong) - _NAMED} more)" if len(wrong) > _NAMED else ""
     return "; ".join(told) + more
 

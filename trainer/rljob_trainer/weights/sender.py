@@ -81,7 +81,7 @@ class Publisher:
         holds other bytes than were sent; each names the engine. The generation is over then: connect again.
         """
         if self._group is None:
-            raise EngineError("weights: nobody is connected; connect before publishing")
+            raise EngineError("weights: no engine is connected; connect before publishing")
         group, started = self._group, time.monotonic()
         deadline = started + timeout
         known = self._plan is not None and self._plan.tensors == tuple(metas)
@@ -186,7 +186,7 @@ class _Outgoing:
         """Waits for the last bucket. Raises ``EngineError`` when parameters are missing."""
         meta = next(self._expected, None)
         if meta is not None:
-            raise EngineError(f"weights: the learner did not yield {meta.name}, which its plan has")
+            raise EngineError(f"weights: the learner did not yield {meta.name}, which is in its plan")
         self._arrive(0)
 
     def manifest(self) -> Manifest:

@@ -67,9 +67,9 @@ def inventory(shards: Sequence[Shard]) -> dict[str, list[TensorPart]]:
         shapes, numbers = {part.shape for part in held}, sum(math.prod(part.size) for part in held)
         if len(shapes) > 1 or numbers != math.prod(held[0].shape):
             raise LearnerError(
-                f"the ranks' parts of {name} have {numbers} numbers, a tensor of shape "
+                f"the ranks' parts of {name} have {numbers} elements, but a tensor of shape "
                 f"{' and '.join(map(str, sorted(shapes)))} has {math.prod(held[0].shape)}: the shards of the backend "
-                "(spec.trainer.backend) leave something out, or give it twice"
+                "(spec.trainer.backend) have gaps or overlaps"
             )
     return found
 

@@ -311,15 +311,15 @@ async def test_hashes_are_the_same_in_every_worker(mode: Mode) -> None:
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", "", "a\0b"])
 async def test_files_stay_in_the_folder(name: str) -> None:
     async with LocalSandbox("none", workers=1) as sandbox:
-        with pytest.raises(ValueError, match="no path below"):
+        with pytest.raises(ValueError, match="not a path below"):
             await sandbox.run("", files={name: ""})
 
 
 async def test_what_is_too_much_for_the_sandbox_is_said_before_it_is_sent() -> None:
     async with LocalSandbox("none", SandboxLimits(file_bytes=2**20), workers=1) as sandbox:
-        with pytest.raises(ValueError, match="more than the sandbox takes"):
+        with pytest.raises(ValueError, match="exceed the sandbox's limits"):
             await sandbox.run("", stdin="é" * (2**18 + 1))
-        with pytest.raises(ValueError, match="more than the sandbox takes"):
+        with pytest.raises(ValueError, match="exceed the sandbox's limits"):
             await sandbox.run("", files={str(number): "" for number in range(513)})
         assert (await sandbox.run("print(len(input()))", "é" * (2**18 - 10))).stdout == f"{2**18 - 10}\n"
 
@@ -361,7 +361,7 @@ async def test_before_signals_are_held_back_programs_start_no_processes(monkeypa
     skip_unless_available("landlock")
     monkeypatch.setattr(landlock, "abi", lambda: 3)
     async with LocalSandbox("landlock", LIMITS, workers=1) as sandbox:
-        assert any("no processes" in text for text in sandbox.not_contained)
+        assert any("not start processes" in text for text in sandbox.not_contained)
         tried = f"""
             import os, signal, threading
             for attempt in (lambda: os.fork(), lambda: os.kill({os.getpid()}, 0), lambda: os.kill(os.getppid(), 0),

@@ -27,7 +27,7 @@ def test_packages_go_along_and_more_than_a_sandbox_should_copy_are_refused(
         copy = python.copied(Path(name, "python"))
         assert (copy.packages[0] / "one" / "module.py").read_text() == "x = 1\n" * 1000
         monkeypatch.setattr(python_files, "_MOST_COPIED_BYTES", 4096)
-        with pytest.raises(OSError, match=r"site-packages are more than .* take an environment with no other"):
+        with pytest.raises(OSError, match=r"site-packages exceed .* use an environment with only"):
             python.copied(Path(name, "again"))
         # Links take no room.
         python.copied(tmp_path / "beside")

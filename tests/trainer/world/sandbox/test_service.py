@@ -80,7 +80,7 @@ async def test_a_service_that_comes_late_is_waited_for_by_name() -> None:
     while not waits.beside:  # noqa: ASYNC110  nobody says it
         await asyncio.sleep(0.01)
     (wait,) = waits.beside.values()
-    assert wait.sentence.startswith(f"reward.sandbox waits for the sandbox at http://127.0.0.1:{port}, asked once (")
+    assert wait.sentence.startswith(f"reward.sandbox waits for the sandbox at http://127.0.0.1:{port}, tried once (")
     assert 0 < (waits.left(wait) or 0) <= 20
     async with playing_sandbox(port=port):
         await entering
@@ -91,7 +91,7 @@ async def test_a_service_that_comes_late_is_waited_for_by_name() -> None:
 
 async def test_one_that_never_comes_ends_the_wait_at_the_deadline() -> None:
     there = service(f"http://127.0.0.1:{free_port()}", seconds=0.5)
-    with pytest.raises(WorldGoneError, match=r"not run a program within 0\.5 s \(deadlineSeconds\), asked \d times"):
+    with pytest.raises(WorldGoneError, match=r"not run a program within 0\.5 s \(deadlineSeconds\), tried \d times"):
         await there.__aenter__()
 
 
@@ -163,7 +163,7 @@ async def test_a_service_that_wants_to_be_left_alone_longer_than_there_is_time_i
 async def test_outputs_that_the_service_cuts_are_not_taken_for_whole(caplog: pytest.LogCaptureFixture) -> None:
     limits = SandboxLimits(wall_seconds=10, output_bytes=4 * 2**20)
     async with playing_sandbox() as played, SandboxService(played.url, PLACE, limits) as there:
-        assert f"gives {2**20} bytes of what a program prints" in caplog.text
+        assert f"returns at most {2**20} bytes of output" in caplog.text
         whole = await there.run(f"print('x' * {2**20 - 2})")
         cut = await there.run(f"print('x' * {2**20 + 5})")
     assert (whole.outcome, len(whole.stdout)) == ("exited", 2**20 - 1)
@@ -172,7 +172,7 @@ async def test_outputs_that_the_service_cuts_are_not_taken_for_whole(caplog: pyt
 
 async def test_what_a_service_cannot_be_sent_is_refused() -> None:
     async with playing_sandbox() as played, service(played.url) as there:
-        with pytest.raises(ValueError, match="takes UTF-8 alone on the standard input"):
+        with pytest.raises(ValueError, match="accepts only UTF-8 on standard input"):
             await there.run("print(1)", stdin="\udce9")
         assert there.told == ""
         assert "no network" in LocalSandbox("none").told
@@ -188,11 +188,11 @@ def finished(**ran: Any) -> str:
         (404, "nothing here", "status 404: 'nothing here'"),
         (302, "elsewhere", "status 302"),
         (422, "language", "status 422: 'language'"),
-        (200, "<html>", "no answer of run_code"),
-        (200, '{"status": "Success", "message": ""}', "no answer of run_code"),
+        (200, "<html>", "is not an answer of run_code"),
+        (200, '{"status": "Success", "message": ""}', "is not an answer of run_code"),
         (200, finished(), "return code None"),
-        (200, finished(return_code=0, stdout="43"), "ended otherwise than it should"),
-        (200, finished(return_code=1, stdout="42\\n", stderr="no"), "ended otherwise than it should"),
+        (200, finished(return_code=0, stdout="43"), "ended unexpectedly"),
+        (200, finished(return_code=1, stdout="42\\n", stderr="no"), "ended unexpectedly"),
     ],
 )
 async def test_who_is_no_sandbox_is_told_before_the_first_sample(status: int, text: str, problem: str) -> None:
@@ -205,7 +205,7 @@ async def test_who_is_no_sandbox_is_told_before_the_first_sample(status: int, te
 
 
 async def test_an_address_that_is_none_is_not_waited_for() -> None:
-    with pytest.raises(JobFileError, match=r"sandbox\.url: .* no address"):
+    with pytest.raises(JobFileError, match=r"sandbox\.url: .* invalid address"):
         await service("http://127.0.0.1:99999").__aenter__()
 
 
@@ -238,7 +238,7 @@ async def test_a_reward_by_tests_is_the_same_and_waits_once() -> None:
         lost = await service(played.url, seconds=0.5).__aenter__()
     began = asyncio.get_running_loop().time()
     try:
-        with pytest.raises(RewardWorkerError, match=r"deadlineSeconds.* Try again: the run goes on"):
+        with pytest.raises(RewardWorkerError, match=r"deadlineSeconds.* Try again: the run continues"):
             await code_tests(lost, "print(1)", {"inputs": ["2\n"], "outputs": ["4\n"]})
     finally:
         await lost.__aexit__(None, None, None)

@@ -29,7 +29,7 @@ class AgentCommand:
             found = shutil.which(str(folder / command[0]))
         if found is None:
             raise JobFileError(
-                f"{field}: {command[0]} is no command that can be run here, from {folder} with PATH="
+                f"{field}: {command[0]} is not an executable command here, from {folder} with PATH="
                 f"{self._variables['PATH']}"
             )
         self._command = [found, *command[1:]]
@@ -62,6 +62,6 @@ def _reward_in(output: str, name: str) -> Json:
         return json.loads(last)
     except ValueError:
         raise AgentError(
-            f"{name}: the last line of its standard output is {last[:80]!r}, and a reward is wanted there (a number, "
-            'or {"score": ...} as JSON); what is for people belongs on standard error'
+            f"{name}: the last line of its standard output is {last[:80]!r}, but it must be the reward (a number, "
+            'or {"score": ...} as JSON); write messages for people to standard error'
         ) from None

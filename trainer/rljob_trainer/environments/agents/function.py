@@ -154,10 +154,10 @@ class _AgentWorker:
                 line = await process.line()
             if not line:
                 await process.check_ended(self._name)
-                raise AgentError(f"{self._name} ended its process, with exit code 0")
+                raise AgentError(f"{self._name} ended its process with exit code 0")
         except TimeoutError:
             self.end()
-            raise EpisodeLostError(f"{self._name}: its process does not start in {_START_SECONDS:g} s") from None
+            raise EpisodeLostError(f"{self._name}: its process did not start within {_START_SECONDS:g} s") from None
         except BaseException:
             self.end()
             raise
@@ -165,8 +165,7 @@ class _AgentWorker:
         if "problem" in ready:
             self.end()
             raise AgentError(
-                f"{self._name} cannot be had ({ready['problem']}); its module must lie beside the job file or be "
-                "installed"
+                f"cannot load {self._name} ({ready['problem']}); its module must be beside the job file or be installed"
             )
         self._reading = asyncio.create_task(self._read(process), name="answers of an agent's process")
         return ready
@@ -183,7 +182,7 @@ class _AgentWorker:
         was_there = self.is_there
         try:
             await process.check_ended(self._name)
-            error: Exception = AgentError(f"{self._name} ended its process, with exit code 0")
+            error: Exception = AgentError(f"{self._name} ended its process with exit code 0")
         except (AgentError, EpisodeLostError) as problem:
             error = problem if was_there else EpisodeLostError(f"{self._name}: an episode beside it did not end")
         self.end()

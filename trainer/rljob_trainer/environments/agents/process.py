@@ -60,7 +60,7 @@ class AgentProcess:
             )  # fmt: skip
         except OSError as error:
             ours.close()
-            raise EpisodeLostError(f"no process can be started ({error.strerror or error})") from error
+            raise EpisodeLostError(f"cannot start a process ({error.strerror or error})") from error
         except BaseException:
             ours.close()
             raise
@@ -142,7 +142,7 @@ class AgentProcess:
 
 
 def _told(errors: str) -> str:
-    return f"; the end of what it wrote on standard error:\n{errors}" if errors else ""
+    return f"; the end of its standard error:\n{errors}" if errors else ""
 
 
 def _name_of(number: int) -> str:

@@ -50,10 +50,10 @@ class Corpus:
         """Of each passage, once ``sealed`` has read them all."""
         self._rows: Rows = open_rows(given.source, split=given.split, base=base, field=f"{field}.source")
         if len(self._rows) == 0:
-            raise DataError(f"{field}.source: {given.source} has no rows; name a file with a passage in each")
+            raise DataError(f"{field}.source: {given.source} has no rows; use a file with one passage per row")
         if given.passages > len(self._rows):
             raise JobFileError(
-                f"{field}.passages: a call is to return {given.passages}, and {given.source} has {len(self._rows)}; "
+                f"{field}.passages: {given.passages} per call is more than the {len(self._rows)} of {given.source}; "
                 "lower it"
             )
 
@@ -87,8 +87,8 @@ class Corpus:
 
     def _changed(self, index: int) -> str:
         return (
-            f"{self._rows.place(index)} is not the passage that this run has indexed for {self._field}: the file was "
-            "changed. Put the former one back and start again; to change a corpus, write another file"
+            f"{self._rows.place(index)} is not the passage that this run has indexed for {self._field}: the file has "
+            "changed. Restore it and start again; to change a corpus, use a new file"
         )
 
     def _read(self, index: int) -> Passage:
@@ -122,8 +122,8 @@ class Corpus:
             raise null_column(self._rows.place(index), name, field)
         if not isinstance(value, str):
             raise DataError(
-                f'{self._rows.place(index)}: the column "{name}", which {field} names, holds {type(value).__name__} '
-                "and no text; write it in quotes, or name another column"
+                f'{self._rows.place(index)}: the column "{name}" (set by {field}) is {type(value).__name__}, not text; '
+                "put it in quotes, or use another column"
             )
         return value
 

@@ -97,9 +97,7 @@ class PassageIndex:
         thousand. Raises ``DataError`` if no passage has a word."""
         passages = list(texts)
         if not ids.known:
-            raise DataError(
-                f"{given.source}: no passage has a word that could be found; look at the column {given.text!r}"
-            )
+            raise DataError(f"{given.source}: no passage has a searchable word; check the column {given.text!r}")
         scorer = package().BM25(method="lucene", k1=given.k1, b=given.b)
         scorer.index((passages, ids.known), create_empty_token=False, show_progress=False)
         return cls(scorer)

@@ -100,16 +100,16 @@ def _loaded(
     try:
         manifest = json.loads((place / MANIFEST).read_bytes())
         if manifest["made_of"] != made_of:
-            raise ValueError("it was made of something else")
+            raise ValueError("it was built from something else")
         for name, said in manifest["files"].items():
             if _seal(place / name) != said:
-                raise ValueError(f"{name} is not as it was written")
+                raise ValueError(f"{name} has changed since it was written")
         index = PassageIndex.load(place)
         if len(index) != passages:
             raise ValueError(f"it has {len(index)} passages")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as problem:
         if not isinstance(problem, FileNotFoundError) or os.path.lexists(place):
-            report(f"the index in {place} cannot be used ({problem or type(problem).__name__}) and is made anew")
+            report(f"the index in {place} cannot be used ({problem or type(problem).__name__}) and is rebuilt")
         return None
     return index
 
@@ -133,9 +133,7 @@ def _keep(index: PassageIndex, place: Path, made_of: Mapping[str, Any], report: 
             writing.rename(place)
     except OSError as problem:
         if _loaded(place, made_of, len(index), lambda _: None) is None:
-            report(
-                f"the index cannot be kept in {place.parent} ({problem.strerror or problem}); each run makes it anew"
-            )
+            report(f"cannot keep the index in {place.parent} ({problem.strerror or problem}); each run rebuilds it")
     finally:
         shutil.rmtree(writing, ignore_errors=True)
 

@@ -25,9 +25,9 @@ def backend_of(name: str, paths: Sequence[str] = ()) -> Backend:
     try:
         found = kind()
     except Exception as problem:  # a class of others may raise anything when it is made
-        raise JobFileError(f"{FIELD}: {name} cannot be made ({type(problem).__name__}: {problem})") from problem
+        raise JobFileError(f"{FIELD}: cannot create {name} ({type(problem).__name__}: {problem})") from problem
     lacking = [method for method in ("placement", "rules", "has_live_model", "start") if not hasattr(found, method)]
     if lacking:
-        raise JobFileError(f"{FIELD}: {name} is no backend, it has no {', '.join(lacking)} (learner/backend.py)")
+        raise JobFileError(f"{FIELD}: {name} is not a backend, it has no {', '.join(lacking)} (learner/backend.py)")
     backend: Backend = found
     return backend

@@ -101,7 +101,7 @@ class JudgeEndpoint:
             cut = choice.get("finish_reason") == "length"
             counted = (answer.get("usage") or {}).get("total_tokens")
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-            raise AwayError(f"what it sent is no chat completion: {self._shown(_message(data))}") from None
+            raise AwayError(f"its answer is not a chat completion: {self._shown(_message(data))}") from None
         tokens = counted if isinstance(counted, int) and counted >= 0 else None
         return JudgeAnswer(writable(text) if isinstance(text, str) else "", cut, tokens)
 
@@ -117,7 +117,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     async for part in response.content.iter_any():
         data += part
         if len(data) > _LARGEST:
-            raise AwayError(f"what it sends is more than {_LARGEST} bytes")
+            raise AwayError(f"its answer has more than {_LARGEST} bytes")
     return bytes(data)
 
 
@@ -151,5 +151,5 @@ def _key(variable: str, place: str) -> str:
     if not key:
         raise JobFileError(f"{where} is not set; set it (on a cluster in spec.head.pod.env, from a Secret)")
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise JobFileError(f"{where} holds something that cannot be sent in a header; put the key there, and no more")
+        raise JobFileError(f"{where} cannot be sent in a header; set it to the key and nothing else")
     return key

@@ -253,7 +253,7 @@ class Judge:
                         self._record.answered(question.key, None, tokens)
                         if unread >= self._judge.attempts:
                             return RewardFailure(
-                                self.spec.name, f"{self._name} was asked {_times(unread)} and gave no score: {problem}"
+                                self.spec.name, f"{self._name} was asked {_times(unread)} but gave no score: {problem}"
                             )
                         continue
                     self._record.answered(question.key, score, tokens)
@@ -264,7 +264,7 @@ class Judge:
             if pause is None:
                 return RewardFailure(
                     self.spec.name,
-                    f"{self._name} has not answered within {self._judge.deadline_seconds} s (deadlineSeconds), asked "
+                    f"{self._name} has not answered within {self._judge.deadline_seconds} s (deadlineSeconds), tried "
                     f"{_times(tries)}: {away}",
                     away=True,
                 )
@@ -282,7 +282,7 @@ class Judge:
 
     def _read(self, said: JudgeAnswer) -> float:
         if said.cut:
-            raise NoScoreError(f"it was cut after maxTokens = {self._judge.max_tokens}; raise that")
+            raise NoScoreError(f"it was cut off at maxTokens = {self._judge.max_tokens}; raise it")
         return score_in(said.text, self._judge.parser)
 
     def _used_up(self) -> str | None:
@@ -292,7 +292,7 @@ class Judge:
             ("mostTokens", self._judge.most_tokens, self._record.tokens),
         ):
             if most is not None and spent >= most:
-                return f"the budget of {self._name} is used up: {name} = {most}, of which {spent} are spent"
+                return f"the budget of {self._name} is used up: {name} = {most}, {spent} spent"
         return None
 
     def _check_refusal(self, problem: AwayError | JudgeRefusedError) -> None:
@@ -331,8 +331,8 @@ class Judge:
 
     def _reason(self) -> str:
         latest = max(self._away.values(), key=lambda away: away.tries)
-        questions = "1 question waits" if len(self._away) == 1 else f"{len(self._away)} questions wait"
-        return f"{self._name}, asked {_times(latest.tries)} ({latest.problem}); {questions}"
+        questions = "1 question waiting" if len(self._away) == 1 else f"{len(self._away)} questions waiting"
+        return f"{self._name}, tried {_times(latest.tries)} ({latest.problem}); {questions}"
 
 
 def _times(number: int) -> str:

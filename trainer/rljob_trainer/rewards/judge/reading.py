@@ -34,7 +34,7 @@ def score_in(said: str, parser: JudgeParser) -> float:
     """The score that ``parser`` finds in what a judge said. Raises ``NoScoreError``."""
     text = said[-_LONGEST:].strip()
     if not text:
-        raise NoScoreError("it said nothing")
+        raise NoScoreError("it was empty")
     try:
         return _READERS[parser.type](text, parser)
     except NoScoreError as error:
@@ -47,7 +47,7 @@ def check_pattern(parser: JudgeParser, place: str) -> None:
     try:
         regex.compile(parser.pattern or "")
     except regex.error as problem:
-        raise JobFileError(f"{place}.judge.parser.pattern: cannot be read ({problem}); write it otherwise") from None
+        raise JobFileError(f"{place}.judge.parser.pattern: not a valid pattern ({problem}); correct it") from None
 
 
 def _last_line(text: str) -> str:
@@ -69,9 +69,9 @@ def _group_of(text: str, parser: JudgeParser) -> float:
     try:
         found = regex.findall(parser.pattern or "", text, timeout=_SECONDS)  # texts of the one group
     except TimeoutError:
-        raise NoScoreError(f"the pattern is not through with it after {_SECONDS:g} s") from None
+        raise NoScoreError(f"matching the pattern took longer than {_SECONDS:g} s") from None
     if not found or not found[-1]:
-        raise NoScoreError("the pattern finds nothing in it")
+        raise NoScoreError("the pattern does not match")
     return _value(found[-1].strip(), parser)
 
 
@@ -110,10 +110,10 @@ def _value(told: Any, parser: JudgeParser) -> float:
         return _within(parser.high if told else parser.low, parser)
     if isinstance(told, str):
         if not _NUMBER.fullmatch(told.strip()):
-            raise NoScoreError(f"{told[:_SHOWN]!r} is no number")
+            raise NoScoreError(f"{told[:_SHOWN]!r} is not a number")
         told = float(told)
     if not isinstance(told, int | float):
-        raise NoScoreError(f"{str(told)[:_SHOWN]!r} is no number")
+        raise NoScoreError(f"{str(told)[:_SHOWN]!r} is not a number")
     return _within(told, parser)
 
 
@@ -122,10 +122,10 @@ def _labelled(said: str, parser: JudgeParser) -> float:
     for label in parser.labels:
         if plain_label(label.label) == wanted:
             return label.score
-    raise NoScoreError(f"{said.strip()[:_SHOWN]!r} is none of the labels")
+    raise NoScoreError(f"{said.strip()[:_SHOWN]!r} is not one of the labels")
 
 
 def _within(number: float, parser: JudgeParser) -> float:
     if not parser.low <= number <= parser.high:  # NaN neither
-        raise NoScoreError(f"{number:g} is not from {parser.low:g} to {parser.high:g}")
+        raise NoScoreError(f"{number:g} is outside {parser.low:g} to {parser.high:g}")
     return (number - parser.low) / (parser.high - parser.low) if parser.scale else float(number)

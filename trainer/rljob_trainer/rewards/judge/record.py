@@ -86,7 +86,7 @@ class JudgeRecord:
             assert self._file is not None
             os.write(self._file, b"\n")
         if broken:
-            log.warning("%s: %d lines cannot be read; what they had is asked again", path, broken)
+            log.warning("%s: %d lines cannot be read; their questions are asked again", path, broken)
 
     def _take(self, line: dict[str, str | float | int]) -> bool:
         if "asked" in line:

@@ -78,7 +78,7 @@ class ActorReplica:
         # Ray asks its head, which may be gone, to register class and actor, and answers when that has answered.
         actor = await aside(create)
         try:
-            pod: str = await _answer(actor.pod.remote(), start_seconds, "found no place and process")
+            pod: str = await _answer(actor.pod.remote(), start_seconds, "did not get a slot in the cluster and start")
         except BaseException:
             ray.kill(actor, no_restart=True)
             raise
@@ -99,7 +99,7 @@ class ActorReplica:
             await asyncio.wrap_future(self._actor.wait_until_ended.remote().future())
         except DEATHS as error:
             return cause_of_death(error)
-        return "it has returned"
+        return "it exited"
 
     async def kill(self) -> None:
         ray.kill(self._actor, no_restart=True)

@@ -46,7 +46,7 @@ class ScorerProcess:
                 )
             )
         except OSError as problem:
-            raise RewardWorkerError(f"the process of a reward model does not start: {problem}") from problem
+            raise RewardWorkerError(f"cannot start the process of a reward model: {problem}") from problem
 
     async def scores(self, model: ServedModel, rows: Sequence[Row]) -> ScoredBatch:
         if not self._loaded:
@@ -63,7 +63,7 @@ class ScorerProcess:
         return answer
 
     async def ended(self) -> str:
-        return f"it ended with exit code {await self._process.wait()}"
+        return f"it exited with code {await self._process.wait()}"
 
     async def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

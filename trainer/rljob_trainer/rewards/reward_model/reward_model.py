@@ -102,8 +102,8 @@ class RewardModel:
         before = known.setdefault(self.spec.name, self.version)
         if before != self.version:
             raise JobFileError(
-                f"{self.spec.place}.rewardModel.source: the model is another one (version {self.version}) than the run "
-                f"began with ({before}, {record}); put that back, or give this job another output folder"
+                f"{self.spec.place}.rewardModel.source: the model (version {self.version}) differs from the one that "
+                f"the run started with ({before}, {record}); restore that model, or use another output folder"
             )
         return known
 

@@ -81,12 +81,10 @@ class Scorer:
         if missing := sorted(info["missing_keys"]):
             raise JobFileError(
                 f"{settings.field}: {settings.folder} has no weights for {', '.join(missing[:3])}: it is a language "
-                "model without a head that scores; use one that was trained as a reward model"
+                "model without a scoring head; use a model that was trained as a reward model"
             )
         if (labels := self._model.config.num_labels) != 1:
-            raise JobFileError(
-                f"{settings.field}: {settings.folder} gives {labels} numbers for a text; num_labels must be 1"
-            )
+            raise JobFileError(f"{settings.field}: {settings.folder} has num_labels {labels}; num_labels must be 1")
         self._model.eval().to(settings.device)
         self._device = settings.device
         self._padding = self._model.config.get_text_config().pad_token_id
@@ -111,7 +109,7 @@ class Scorer:
             if self.longest is not None and len(row) > self.longest:
                 scores[index] = (
                     f"prompt and response have {len(row)} tokens of the reward model, more than its {self.longest} "
-                    "(rewardModel.maxLength); shorten maxResponseTokens, or use a model with a longer context"
+                    "(rewardModel.maxLength); lower maxResponseTokens, or use a model with a longer context"
                 )
             elif not row:
                 scores[index] = "prompt and response have no tokens"
@@ -145,7 +143,7 @@ class Scorer:
         except RuntimeError:
             works = False
         if not works:
-            raise ScorerLostError(f"its device computes no more since {described_error(problem)}") from problem
+            raise ScorerLostError(f"its device failed with {described_error(problem)}") from problem
 
     @torch.inference_mode()
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:

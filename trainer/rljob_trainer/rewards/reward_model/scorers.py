@@ -230,7 +230,7 @@ class Scorers:
     def _told(self, problem: Exception) -> Exception:
         if isinstance(problem, JobFileError):
             return problem
-        return RewardWorkerError(f"no replica of the reward models comes up: {problem}; {self._settings.remedy}")
+        return RewardWorkerError(f"no replica of the reward models starts: {problem}; {self._settings.remedy}")
 
     # --- one replica
 
@@ -244,13 +244,13 @@ class Scorers:
             for model in list(self._models.values()):
                 await replica.scores(model, ())
         except ScorerLostError as lost:
-            await self._failed(life, RewardWorkerError(f"its process was lost when it started: {lost}"))
+            await self._failed(life, RewardWorkerError(f"its process was lost during start: {lost}"))
             return
         except (JobFileError, RewardWorkerError) as error:
             await self._failed(life, error)
             return
         except Exception as error:  # Ray, or a model's own code: it is tried again after a pause all the same
-            log.warning("%s raised when it started", self._called(life), exc_info=error)
+            log.warning("%s raised an error during start", self._called(life), exc_info=error)
             await self._failed(life, RewardWorkerError(described_error(error)))
             return
         except BaseException:
@@ -259,11 +259,11 @@ class Scorers:
         self._problem = None
         life.serves()
         self._changed.set()
-        log.info("%s has joined: %d score", self._called(life), len(self._serving()))
+        log.info("%s has joined: %d replicas serving", self._called(life), len(self._serving()))
         try:
             await self._serve(life, replica)
             self._gone(life)
-            log.info("%s has left: %d score", self._called(life), len(self._serving()))
+            log.info("%s has left: %d replicas serving", self._called(life), len(self._serving()))
         except ScorerLostError as lost:
             log.warning("%s was lost: %s", self._called(life), lost)
         finally:
@@ -317,7 +317,7 @@ class Scorers:
 
     async def _failed(self, life: _Life, error: Exception) -> None:
         self._problem = error
-        log.warning("%s does not come up: %s", self._called(life), error)
+        log.warning("%s does not start: %s", self._called(life), error)
         self._not_before = time.monotonic() + _PAUSE_SECONDS
         await self._end(life)
 
@@ -354,14 +354,14 @@ class Scorers:
     def _reason(self) -> str:
         serving = self._serving()
         busy = [life.batch for life in serving if life.batch is not None]
-        said = [f"{len(serving)} of {self.wanted} replicas" if serving else f"replicas: none of {self.wanted} is there"]
+        said = [f"{len(serving)} of {self.wanted} replicas" if serving else f"replicas: 0 of {self.wanted} are up"]
         if rows := sum(len(batch.rows) for batch in busy):
             oldest = time.monotonic() - min(batch.since for batch in busy)
-            said[0] += f" to score {rows} samples, the oldest for {oldest:.1f} s"
+            said[0] += f" to score {rows} samples, oldest {oldest:.1f} s"
         if self.waiting:
-            said.append(f"{self.waiting} more are in the queue")
+            said.append(f"{self.waiting} more in the queue")
         if not serving and self._problem is not None:
-            said.append(f"the last did not come up: {self._problem}")
+            said.append(f"the last one failed to start: {self._problem}")
         return "; ".join(said)
 
     def _until(self) -> float | None:

@@ -1,4 +1,4 @@
-"""``python -m rljob_trainer.telemetry.report FOLDER``: writes the report of a run anew and prints its path."""
+"""``python -m rljob_trainer.telemetry.report FOLDER``: writes the report of a run again and prints its path."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ LEARNING = (
     Plot("Entropy", "of the policy, nats per token", (Curve("actor/entropy", "entropy"),), from_zero=True),
     Plot(
         "Groups and ends",
-        "groups whose samples all score the same teach nothing",
+        "groups whose samples all score the same provide no signal",
         (
             Curve("reward/no_signal_ratio", "groups without signal"),
             Curve("response/length/clip_ratio", "responses cut at the limit"),
@@ -59,7 +59,7 @@ LEARNING = (
 STABILITY = (
     Plot(
         "KL",
-        "nats per token, to the reference and from step to step",
+        "nats per token, to the reference and per step",
         (
             Curve("kl/reference", "to the reference"),
             Curve("kl/in_loss", "in the loss"),
@@ -68,7 +68,7 @@ STABILITY = (
     ),
     Plot(
         "Clip fraction",
-        "tokens that the clip holds back",
+        "tokens whose update is clipped",
         (
             Curve("actor/clip_fraction", "actor"),
             Curve("actor/dual_clip_fraction", "dual clip"),
@@ -267,7 +267,7 @@ def age_card(run: RunRecord) -> Markup | None:
     ]
     mean = sum(age * count for age, count in ages.oldest.items()) / sum(ages.oldest.values())
     axes = Axes(x_label="age in versions", percent=True)
-    return figure("Ages in the whole run", "share of what was trained", f"mean {number(mean)}", bar_chart(series, axes))
+    return figure("Ages over the whole run", "share of trained data", f"mean {number(mean)}", bar_chart(series, axes))
 
 
 def readable(stage: str) -> str:

@@ -94,7 +94,7 @@ def outcome_sentence(run: RunRecord) -> str:
     steps = run.last_step
     count = f"{steps:,} step{'' if steps == 1 else 's'}"
     if run.summary is None:
-        start = f"{count} so far: the run has not written a summary, it is still going or was killed"
+        start = f"{count} so far: there is no summary yet, so the run is still active or was killed"
     else:
         verb = {"succeeded": "Trained", "failed": "Failed after", "interrupted": "Interrupted after"}[
             run.summary.outcome
@@ -150,7 +150,7 @@ def _tile_list(run: RunRecord) -> Iterator[Markup]:
     yield _tile("steps", f"{run.last_step:,}", ", ".join(filter(None, (total, version))))
     if run.summary:
         seconds = run.summary.seconds
-        yield _tile("duration", duration(seconds), f"{duration(seconds / max(1, run.summary.steps))} a step, all in")
+        yield _tile("duration", duration(seconds), f"{duration(seconds / max(1, run.summary.steps))} per step in total")
         tokens = run.summary.prompt_tokens + run.summary.response_tokens
         yield _tile("tokens", number(tokens), f"{number(run.summary.response_tokens)} generated")
         yield _tile("samples", number(run.summary.samples), "trained on")
@@ -274,7 +274,7 @@ def _said(row: SampleRow) -> Markup:
     return join(*said)
 
 
-_ENDED = {"length": ", cut", "deadline": ", ended because its group was late"}
+_ENDED = {"length": ", truncated", "deadline": ", ended because its group was late"}
 
 
 def _verdict(row: SampleRow) -> Iterator[Markup]:

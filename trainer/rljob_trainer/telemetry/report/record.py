@@ -61,7 +61,7 @@ def read_run(folder: Path) -> RunRecord:
     steps = list(read_lines(folder / run_folder.METRICS))
     summary = Summary.read(folder) if (folder / run_folder.SUMMARY).exists() else None
     if not steps and summary is None:
-        raise DataError(f"{folder} holds neither {run_folder.METRICS} nor {run_folder.SUMMARY}: no run to report on")
+        raise DataError(f"{folder} has neither {run_folder.METRICS} nor {run_folder.SUMMARY}: no run to report on")
     job = folder / run_folder.JOB
     timeline = folder / run_folder.TIMELINE
     before, after = _first_and_last_samples(folder)

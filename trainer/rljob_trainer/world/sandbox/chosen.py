@@ -68,6 +68,6 @@ def _mode(isolation: str, field: str) -> Mode:
             wrong.append(f"{mode}: {problem}")
     raise JobFileError(
         f"{field}.isolation: programs that the model writes cannot be contained on this machine "
-        f"({'; '.join(wrong)}). Run where one of the modes works (docs/sandbox.md), or write isolation: none if they "
-        "may do what this job may"
+        f"({'; '.join(wrong)}). Run where one of the modes works (docs/sandbox.md), or set isolation: none to give "
+        "programs the rights of this job"
     )

@@ -69,13 +69,13 @@ class Launcher:
         self._abi = landlock.abi() if mode == "landlock" else 0
         if mode == "landlock" and self._abi < landlock.OLDEST_ABI:
             raise WorldError(
-                f"Landlock is of version {self._abi} here, and the sandbox needs {landlock.OLDEST_ABI} (Linux 6.2)"
+                f"Landlock has version {self._abi} here, but the sandbox needs {landlock.OLDEST_ABI} (Linux 6.2)"
                 if self._abi
                 else "this kernel has no Landlock, or a seccomp profile forbids it"
             )
         self._bubblewrap = shutil.which("bwrap")
         if mode == "namespaces" and not self._bubblewrap:
-            raise WorldError("there is no bwrap in PATH (Debian's package bubblewrap)")
+            raise WorldError("bwrap is not in PATH (Debian's package bubblewrap)")
         self.own_users = mode != "none" and may_change_user()
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._lock = os.open(self.folder / "new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -102,15 +102,15 @@ class Launcher:
     def not_contained(self) -> tuple[str, ...]:
         """What the mode would contain elsewhere and does not on this machine."""
         if self._mode == "none":
-            return ("programs can read, write and reach all that the job can",)
+            return ("programs can read, write and reach everything that the job can",)
         missing = []
         if not self.own_users:
             missing.append(
-                "programs have the user of the job, which has no right to change it: what the kernel counts by user "
-                "(processes, pipes, pending signals) they share with it"
+                "programs run as the job's user, which may not change users: they share the kernel's limits per user "
+                "(processes, pipes, pending signals) with the job"
             )
         if self._mode == "landlock" and self._abi < landlock.SCOPES_ABI:
-            missing.append("Landlock does not hold back signals before Linux 6.12: programs may start no processes")
+            missing.append("Landlock cannot block signals before Linux 6.12: programs may not start processes")
         return tuple(missing)
 
     def launch(self) -> Launched:

@@ -28,7 +28,7 @@ class LocalSandbox:
         """``prepared``: what programs find imported, and the Python that they run with (None: this one's, without
         packages). Raises ``ValueError``. Workers start when it is entered."""
         if not 1 <= workers <= WORKERS_OF_A_PROCESS:
-            raise ValueError(f"a sandbox has from 1 to {WORKERS_OF_A_PROCESS} workers, not {workers}")
+            raise ValueError(f"a sandbox has 1 to {WORKERS_OF_A_PROCESS} workers, not {workers}")
         self._mode: Mode = mode
         self._limits = limits or SandboxLimits()
         self._prepared = prepared
@@ -115,7 +115,7 @@ def mode_available(mode: Mode) -> str | None:
                 result = await sandbox.run("print(6 * 7)")
         except WorldError as error:
             return str(error)
-        return None if result.stdout == "42\n" else f"a program of one line ended otherwise than it should: {result}"
+        return None if result.stdout == "42\n" else f"a one-line test program ended unexpectedly: {result}"
 
     # In a thread: the caller's event loop, if it has one, can't run another.
     with ThreadPoolExecutor(1) as thread:

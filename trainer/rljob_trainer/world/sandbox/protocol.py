@@ -68,12 +68,12 @@ def check_program(source: str, stdin: str, files: Mapping[str, str], limits: San
     for name in files:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise ValueError(f"{name!r} is no path below the program's folder")
+            raise ValueError(f"{name!r} is not a path below the program's folder")
     size = sum(len(encoded(text)) for text in (source, stdin, *files.values()))
     most = min(limits.file_bytes // 2, MOST_PAYLOAD_BYTES // 6)
     if size > most or len(files) > MOST_FILES // 2:
         raise ValueError(
-            f"source, stdin and {len(files)} files of {size} bytes together are more than the sandbox takes "
+            f"source, stdin and {len(files)} files of {size} bytes together exceed the sandbox's limits "
             f"({most} bytes, {MOST_FILES // 2} files)"
         )
 

@@ -124,9 +124,9 @@ class PythonFiles:
         for packages in self.packages:
             if packages.stat().st_dev != device and _bytes_of(packages) > _MOST_COPIED_BYTES:
                 raise OSError(
-                    f"the packages in {packages} are more than {_MOST_COPIED_BYTES >> 20} MiB, other users cannot read "
-                    f"them where they are, and {folder.parent} is on another file system: take an environment with no "
-                    "other packages than are needed, in a folder that everybody may read"
+                    f"the packages in {packages} exceed {_MOST_COPIED_BYTES >> 20} MiB, other users cannot read them, "
+                    f"and {folder.parent} is on another file system: use an environment with only the packages that "
+                    "are needed, in a folder that everybody may read"
                 )
         copy = self.moved(folder)
         for path in (copy.executable.parent, copy.library.parent):

@@ -129,19 +129,19 @@ class SandboxService:
             said = await self._asked_until_the_deadline(source, "", NO_FILES, first=True)
         except (_RefusedError, ValueError) as error:
             raise JobFileError(
-                f"{self._place}.url: what answers at {self._url} runs no programs: {error}. Write the address of a "
+                f"{self._place}.url: the service at {self._url} does not run programs: {error}. Use the address of a "
                 "service with SandboxFusion's interface, without /run_code"
             ) from None
         if not said.succeeded or not said.stdout.startswith(_SAYS) or said.stdout[len(_SAYS) :].strip("x"):
             raise JobFileError(
-                f"{self._place}.url: {_WORKS} ended otherwise than it should at {self._url}: {said.outcome}, exit code "
+                f"{self._place}.url: {_WORKS} ended unexpectedly at {self._url}: {said.outcome}, exit code "
                 f"{said.exit_code}, {_shown(said.stdout)} {_shown(said.stderr)}"
             )
         if len(said.stdout) < wanted:
             self._gives = len(said.stdout)
             log.warning(
-                "%s gives %d bytes of what a program prints: one that prints as much counts as one that prints more "
-                "than the limit of %d bytes",
+                "%s returns at most %d bytes of output: a program that prints as much counts as exceeding the limit "
+                "of %d bytes",
                 *(self._name, self._gives, wanted),
             )
 
@@ -187,7 +187,7 @@ class SandboxService:
         try:
             stdin.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"{self._name} takes UTF-8 alone on the standard input: {error}") from None
+            raise ValueError(f"{self._name} accepts only UTF-8 on standard input: {error}") from None
         body = self._body_of(source, stdin, files)
         number, loop = next(self._numbers), asyncio.get_running_loop()
         asking = _Asking(loop.time())
@@ -246,7 +246,7 @@ class SandboxService:
         left = asking.since + self._seconds - asyncio.get_running_loop().time()
         if left < _LEAST_LEFT:
             raise WorldGoneError(
-                f"{self._name} has not run a program within {self._seconds:g} s (deadlineSeconds), asked "
+                f"{self._name} has not run a program within {self._seconds:g} s (deadlineSeconds), tried "
                 f"{_times(asking.tries)}: {away}"
             )
         longest = min(_FIRST_PAUSE * 2.0 ** min(asking.tries - 1, 10), _LONGEST_PAUSE)
@@ -276,9 +276,9 @@ class SandboxService:
         return min(self._asking.values(), key=lambda asking: asking.since)
 
     def _reason(self) -> str:
-        programs = "1 program waits" if len(self._asking) == 1 else f"{len(self._asking)} programs wait"
+        programs = "1 program waiting" if len(self._asking) == 1 else f"{len(self._asking)} programs waiting"
         oldest = self._oldest()
-        return f"{self._name}, asked {_times(oldest.tries)} ({oldest.problem}); {programs}"
+        return f"{self._name}, tried {_times(oldest.tries)} ({oldest.problem}); {programs}"
 
     async def _ask(self, body: Mapping[str, Any], asking: _Asking) -> ProgramResult:
         assert self._session is not None
@@ -295,7 +295,7 @@ class SandboxService:
                 # A character is six in JSON at most (\u0000).
                 data, whole = await _body(response, 12 * self._limits.output_bytes + 2**20)
         except aiohttp.InvalidURL as error:
-            raise _RefusedError(f"no address: {error}") from None
+            raise _RefusedError(f"invalid address: {error}") from None
         except aiohttp.ClientConnectorError as error:
             raise _AwayError(f"{type(error).__name__}: {error}") from None
         except TimeoutError:
@@ -305,7 +305,7 @@ class SandboxService:
             raise _AwayError(f"{type(error).__name__}: {error}", perhaps_its_doing=True) from None
         problem = f"status {status}: {_shown(data)}"
         if status in _OF_THE_PROGRAM:
-            raise ValueError(f"{self._name} does not take this program: {problem}")
+            raise ValueError(f"{self._name} does not accept this program: {problem}")
         if status in _LATER or status >= 500:
             waits = float(retry_after) if retry_after.isdecimal() else 0.0
             raise _AwayError(problem, perhaps_its_doing=status not in _LATER, seconds=waits)
@@ -337,7 +337,7 @@ class SandboxService:
             if how != "Finished" or type(code) is not int or status not in ("Success", "Failed"):
                 raise ValueError(f"a status {status}, {how} and a return code {code}")
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-            raise _RefusedError(f"what it sent is no answer of run_code ({error!r}): {_shown(data)}") from None
+            raise _RefusedError(f"its answer is not an answer of run_code ({error!r}): {_shown(data)}") from None
         if cut or cut_too:
             # It would have been ended here for that.
             return ProgramResult("too much output", _ENDED_BY_FORCE, stdout, stderr, seconds, truncated=True)

@@ -62,14 +62,14 @@ class Worker:
         try:
             launched = launcher.launch()
         except OSError as error:
-            raise WorldError(f"the sandbox's worker could not be started: {error}") from error
+            raise WorldError(f"cannot start the sandbox's worker: {error}") from error
         reader, writer = await asyncio.open_connection(sock=launched.control)
         worker = cls(launched, reader, writer, limits)
         try:
             async with asyncio.timeout(launcher.start_seconds):
                 kind, _ = await worker._frame(0)
             if kind != READY:
-                raise WorldError(f"the sandbox's worker says {kind!r} in place of that it is ready")
+                raise WorldError(f"the sandbox's worker sent {kind!r} instead of ready")
         except TimeoutError as error:
             await worker.close()
             raise WorldError(f"the sandbox's worker was not ready after {launcher.start_seconds:.0f} s") from error

@@ -59,7 +59,7 @@ def build_rank(
     tensor = tensor_of(settings, timeout_seconds)
     if tensor is not None and settings.lora is not None:
         raise JobFileError(
-            "spec.trainer.parallelism.tensor: adapters are not divided among ranks; use 1, or remove spec.model.lora"
+            "spec.trainer.parallelism.tensor: does not support adapters; use 1, or remove spec.model.lora"
         )
     dimensions: dict[str, DividedDimension] = {}
 
@@ -111,7 +111,7 @@ def build_rank(
             critic = load_critic(settings.model_path, dtype=stored, trust_remote_code=trusted, empty=empty)
             return critic, files, stored
         if settings.lora is not None:
-            raise JobFileError(f"{own.field}: with spec.model.lora the critic is an adapter to that model; remove one")
+            raise JobFileError(f"{own.field}: with spec.model.lora the critic is an adapter of that model; remove one")
         folder = own.folder()
         dtype = torch.float32 if mesh is None else export.stored_dtype(folder)
         critic = load_critic(folder, dtype=dtype, empty=empty, field=own.field)

@@ -65,7 +65,7 @@ class Fsdp2Layout(Layout):
             return super().shard(name, parameter, part)
         # A strided shard is a kind of ``Shard`` whose parts do not lie together.
         if strange := [place for place in parameter.placements if type(place) not in (DimensionShard, Replicate)]:
-            raise LearnerError(f"{name} is distributed in a way whose parts are no boxes: {strange[0]}")
+            raise LearnerError(f"{name} is distributed in parts that are not boxes: {strange[0]}")
         mesh = parameter.device_mesh
         _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, parameter.placements)
         coordinate = mesh.get_coordinate() or [0] * mesh.ndim

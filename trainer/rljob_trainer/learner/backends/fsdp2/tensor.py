@@ -75,8 +75,8 @@ def check_divisible(config: Any, tensor: int, context: int, whose: str = "the mo
     field = "spec.trainer.parallelism.tensor"
     if config.model_type not in TENSOR_FAMILIES:
         raise JobFileError(
-            f"{field}: {whose} is of the type {config.model_type}, and layers of {config.model_type} are not divided "
-            f"among ranks (but those of {', '.join(TENSOR_FAMILIES)}); use 1, and context or shard instead"
+            f"{field}: {whose} has the type {config.model_type}, but tensor parallelism supports only "
+            f"{', '.join(TENSOR_FAMILIES)}; use 1, and context or shard instead"
         )
     if heads % (tensor * context):
         raise JobFileError(
