@@ -409,6 +409,21 @@ def test_weights_wake_for_an_update_before_the_cache_does(
     np.testing.assert_allclose(result.tokens.log_probs, expected, atol=1e-4)
 
 
+def test_an_update_that_brings_a_part_of_the_model_is_refused(
+    engine: VLLMEngine, llama: PreTrainedModel, make_model: MakeModel
+) -> None:
+    if not engine.takes_tensors:
+        pytest.skip("the worker is the same")
+    new = dict(make_model("llama", seed=6).named_parameters())
+    engine.begin_update()
+    engine.load((name, tensor) for name, tensor in new.items() if name != "model.norm.weight")
+    with pytest.raises(EngineError, match=r"lacks 1 parameters, first model\.norm\.weight"):
+        engine.finish_update(9, Manifest([]))
+    with pytest.raises(EngineError, match="finish_update"):
+        engine.step()
+    update(engine, llama, 10)
+
+
 def test_what_cannot_fit_or_is_complete_already(engine: VLLMEngine) -> None:
     with pytest.raises(ValueError, match=r"of long: 9 prompt tokens and up to 195 response tokens.*context of 200"):
         engine.add(ask("long", (1,) * 9, length=195))

@@ -120,4 +120,5 @@ def test_tensors_of_this_process_do_not_reach_them(engine: VLLMEngine, llama: Pr
     engine.begin_update()
     with pytest.raises(EngineError, match=r"cannot reach workers in other processes; use receive_weights\(\)"):
         engine.load(llama.named_parameters())
-    engine.finish_update(engine.version, Manifest([]))
+    with pytest.raises(EngineError, match=r"lacks \d+ parameters, first"):
+        engine.finish_update(engine.version, Manifest([]))

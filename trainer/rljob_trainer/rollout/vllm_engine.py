@@ -398,6 +398,11 @@ class VLLMEngine:
     def finish_update(self, version: int, manifest: Manifest) -> None:
         self.core.workers(self._calls.finish_update)
         self._session = False
+        if lacking := set().union(*self.core.workers(self._calls.lacking)):
+            raise EngineError(
+                f"vLLM engine: the update to version {version} lacks {len(lacking)} parameters, first {min(lacking)}; "
+                "learner and engine must be built from the same model folder"
+            )
         if self._base is not None:
             self._install_adapter(self._base)
         self._updates += 1

@@ -78,6 +78,8 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
         """Whether what comes is an adapter to the model that is there, and not a model."""
         self.arrived: dict[str, Tensor] = {}
         """Of an adapter, in the update under way."""
+        self.awaited: set[str] = set()
+        """vLLM's names of the parameters that the latest update has not brought, or not yet."""
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         self.shutdown()
@@ -95,6 +97,13 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
         if self.device.type == "cpu":
             _forget_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
+        # While it reloads, vLLM lists a head apart that is the embedding's matrix.
+        tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
+        self.awaited = {
+            name
+            for name, parameter in self.model.named_parameters()
+            if parameter.numel() and not (tied and name.endswith("lm_head.weight"))
+        }
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         if update_info.version is None:
@@ -109,7 +118,7 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
             self.arrived |= dict(tensors)
             return
         model: Any = self.model
-        model.load_weights(tensors)
+        self.awaited -= set(model.load_weights(tensors))
 
     def finish_weight_update(self) -> None:
         if self.takes_adapters:
@@ -207,6 +216,14 @@ def take(worker: VLLMWorker, tensors: list[tuple[str, Tensor]]) -> None:
 
 def finish_update(worker: VLLMWorker) -> None:
     worker.finish_weight_update()
+
+
+def lacking(worker: VLLMWorker) -> set[str]:
+    """The parameters, by vLLM's names, that the finished update did not bring. vLLM only logs a warning and keeps their
+    old values."""
+    transfer: RljobWeightTransfer = worker.weight_transfer_engine
+    # Scales of a quantisation are made, not sent.
+    return transfer.awaited if transfer.model_config.quantization is None else set()
 
 
 def received(worker: VLLMWorker) -> tuple[ReceiveReport, Manifest]:
