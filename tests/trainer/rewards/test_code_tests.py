@@ -41,6 +41,16 @@ async def score(sandbox: LocalSandbox, program: str, tests: Any, **params: Any) 
     return (await code_tests(sandbox, program, tests, **params)).score
 
 
+class Prints:
+    """A sandbox in which every program prints the same."""
+
+    def __init__(self, said: str) -> None:
+        self.said = said
+
+    async def run(self, *_: Any) -> ProgramResult:
+        return ProgramResult("exited", 0, self.said, "", 0.0, False)
+
+
 async def test_programs_that_print(sandbox: LocalSandbox) -> None:
     assert await score(sandbox, f"So:\n```python\n{RIGHT}\n```\nThat is it.", SUMS) == 1.0
     assert await score(sandbox, SOME, json.dumps(SUMS)) == 0.0
@@ -105,19 +115,53 @@ async def test_a_program_that_leaves_early_has_returned_nothing(sandbox: LocalSa
         ("3.0", "3", False),
         ("1000001", "1000000", False),
         ("nan", "0.5", False),
+        ("0.0", "1e-9", False),
+        ("1" + 400 * "0", "1.5", False),
     ],
 )
 async def test_outputs_are_compared_word_by_word(said: str, wanted: str, right: bool) -> None:
-    class Prints:
-        async def run(self, *_: Any) -> ProgramResult:
-            return ProgramResult("exited", 0, said, "", 0.0, False)
-
     tests = {"inputs": [""], "outputs": [wanted]}
-    assert await score(Prints(), "", tests) == float(right)  # type: ignore[arg-type]
+    assert await score(Prints(said), "", tests) == float(right)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("returned", "wanted", "right"),
+    [
+        ("1" + 400 * "0", 1.5, False),
+        ("1" + 400 * "0", 10**400, True),
+        ("true", 1, False),
+        ("1", True, False),
+        ("[true]", [True], True),
+        ("1.0", 1, True),
+        ("0", 1e-9, False),
+        ("1e-9", 1e-9, True),
+        ("-0.0", 0.0, True),
+        ("0.50000001", 0.5, True),
+        ('"1"', 1, False),
+    ],
+)
+async def test_results_are_compared_by_value_and_a_bool_only_with_a_bool(
+    returned: str, wanted: Any, right: bool
+) -> None:
+    tests = {"fn_name": "f", "inputs": [[]], "outputs": [wanted]}
+    assert await score(Prints(returned), "", tests) == float(right)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+async def test_small_numbers_may_differ_by_what_their_row_says(listed: bool) -> None:
+    def tests(wanted: str) -> Any:
+        one = {"input": "", "output": wanted, "absolute_tolerance": 1e-6}
+        return [one] if listed else {"inputs": [""], "outputs": [wanted], "absolute_tolerance": 1e-6}
+
+    assert await score(Prints("0.0"), "", tests("1e-9")) == 1.0  # type: ignore[arg-type]
+    assert await score(Prints("0.0"), "", tests("1e-5")) == 0.0  # type: ignore[arg-type]
 
 
 def test_the_last_block_is_the_program() -> None:
     assert program_in("<think>```python\nno\n```</think>```\n1\n``` or ```py\n2\n``` end") == "2\n"
+    assert program_in("<think>```python\nno\n``` and no end") == ""
+    # As long as an answer can be, and no expression that takes the square of its length.
+    assert program_in("<think>" * 200_000) == ""
     assert program_in("```python\nprint(1)") == "print(1)"
     assert program_in("print(1)") == "print(1)"
 
@@ -134,6 +178,11 @@ def test_the_last_block_is_the_program() -> None:
         ({"inputs": ["a"], "outputs": ["1"], "fn_name": "f"}, "test 0 of the reference answer: 'a' is not JSON"),
         ([{"input": "[1]", "output": "1", "testtype": "functional"}], "without naming it"),
         ({"inputs": ["1"], "outputs": ["1" * (2**20 + 1)]}, "expects 1048577 characters"),
+        ({"inputs": ["1"], "outputs": ["1"], "absolute_tolerance": True}, "absolute_tolerance is 'True'"),
+        (
+            [{"input": "1", "output": "1", "absolute_tolerance": "1"}],
+            "test 0 .* absolute_tolerance is '1'",
+        ),
     ],
 )
 def test_what_is_no_tests(reference: Any, problem: str) -> None:

@@ -154,6 +154,13 @@ def test_a_pattern_that_takes_time_exponential_in_the_text_ends_in_bounded_time(
         score_in("a" * 60 + "b", parser)
 
 
+@pytest.mark.parametrize("said", ["1" * 65536, "1." * 32768, "1" + 65000 * " " + "2", "1 " * 32768])
+def test_numbers_are_read_in_time_linear_in_the_text(said: str) -> None:
+    """A search that begins anew at each digit takes a minute for the first of these."""
+    with pytest.raises(NoScoreError):
+        score_in(said, JudgeParser.model_validate({}))
+
+
 def test_a_pattern_that_cannot_be_read_is_told_at_the_start() -> None:
     # One that the API has let through: it asks Python's re.
     parser = JudgeParser.model_construct(type="pattern", pattern="(a")

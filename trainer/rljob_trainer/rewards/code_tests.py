@@ -10,10 +10,11 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rljob_trainer.environments.call_formats import without_thoughts
 from rljob_trainer.errors import RewardWorkerError
 from rljob_trainer.rewards.rules import RewardVerdict, rule
 from rljob_trainer.world.protocol import WorldError, WorldGoneError
@@ -24,7 +25,6 @@ OUTPUT_BYTES = 4 * 2**20
 DEFAULT_SECONDS = 5.0
 _TRIES = 4
 _FENCE = re.compile(r"```(?:python3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL | re.IGNORECASE)
 _PRELUDE = """\
 import bisect, collections, copy, datetime, functools, heapq, io, itertools, json, math, operator, random, re, string
 import sys
@@ -65,6 +65,9 @@ while said:
 )
 
 
+Close = Callable[[float, float], bool]
+
+
 @dataclass(frozen=True, slots=True)
 class CodeTest:
     """One test: what a program is given, and what it has to give."""
@@ -74,6 +77,8 @@ class CodeTest:
     expected: Any
     """What it prints, or what the function returns."""
     calls: bool
+    slack: float = 0.0
+    """What a number written with a fraction may differ by, however small it is."""
 
 
 @rule("codeTests", inline=False, check_answer=lambda cell, _: read_tests(cell), sandboxed=True)
@@ -91,12 +96,13 @@ async def code_tests(
 ) -> RewardVerdict:
     """1 when the response's program passes all tests (``fraction``: the fraction of tests that it passes).
 
-    The program is the last fenced block of Python, else the whole response, without text between think tags. The
-    reference answer contains the tests, as an object or as JSON text: ``inputs`` and ``outputs``, with ``fn_name`` for
-    calls of a function or of a method of ``Solution`` (APPS, TACO, verl's prime_code), or a list of ``input``,
-    ``output``, ``testtype`` (LiveCodeBench). Each test may take ``seconds`` of wall time and of processor time.
-    ``most_tests``: use only the first tests; 0: all. ``prelude``: import common modules, as these data sets expect.
-    ``tolerance``: for numbers written with a fraction. ``prefix``: code that the program continues. Raises
+    The program is the last fenced block of Python after the last think tag, else all that follows it. The reference
+    answer contains the tests, as an object or as JSON text: ``inputs`` and ``outputs``, with ``fn_name`` for calls of
+    a function or of a method of ``Solution`` (APPS, TACO, verl's prime_code), or a list of ``input``, ``output``,
+    ``testtype`` (LiveCodeBench). Each test may take ``seconds`` of wall time and of processor time. ``most_tests``: use
+    only the first tests; 0: all. ``prelude``: import common modules, as these data sets expect. ``tolerance``: of
+    numbers written with a fraction, relative; an ``absolute_tolerance`` beside ``inputs`` or ``input`` holds too, if it
+    is the larger one. ``prefix``: code that the program continues. Raises
     ``ValueError`` for invalid tests, ``RewardWorkerError`` when the sandbox fails.
     """
     tests = await asyncio.to_thread(read_tests, reference)
@@ -135,7 +141,7 @@ async def _run(sandbox: Sandbox, source: str, stdin: str, solution: str) -> Prog
 
 def program_in(response: str) -> str:
     """The program that a response gives as its answer."""
-    text = _THOUGHT.sub("", response)
+    text = without_thoughts(response)
     blocks: list[str] = _FENCE.findall(text)
     return blocks[-1] if blocks else text
 
@@ -157,8 +163,8 @@ def read_tests(reference: Any) -> list[CodeTest]:
         inputs, outputs = reference["inputs"], reference["outputs"]
         if len(inputs) != len(outputs):
             raise ValueError(f"the reference answer has {len(inputs)} inputs and {len(outputs)} outputs")
-        name = reference.get("fn_name")
-        pairs = [(given, wanted, name) for given, wanted in zip(inputs, outputs, strict=True)]
+        name, slack = reference.get("fn_name"), reference.get("absolute_tolerance", 0.0)
+        pairs = [(given, wanted, name, slack) for given, wanted in zip(inputs, outputs, strict=True)]
     elif isinstance(reference, Sequence) and all(isinstance(test, Mapping) for test in reference):
         pairs = [_listed(number, test) for number, test in enumerate(reference)]
     else:
@@ -175,7 +181,7 @@ def read_tests(reference: Any) -> list[CodeTest]:
     return tests
 
 
-def _listed(number: int, test: Mapping[str, Any]) -> tuple[Any, Any, str | None]:
+def _listed(number: int, test: Mapping[str, Any]) -> tuple[Any, Any, str | None, Any]:
     """A test as LiveCodeBench writes it."""
     if "input" not in test or "output" not in test:
         raise ValueError(f"test {number} of the reference answer needs input and output, but has {list(test)}")
@@ -183,12 +189,17 @@ def _listed(number: int, test: Mapping[str, Any]) -> tuple[Any, Any, str | None]
     name = test.get("fn_name") or (told.get("func_name") if isinstance(told, Mapping) else None)
     if test.get("testtype") == "functional" and not name:
         raise ValueError(f"test {number} of the reference answer calls a function without naming it (fn_name)")
-    return test["input"], test["output"], None if test.get("testtype") == "stdin" else name
+    called = None if test.get("testtype") == "stdin" else name
+    return test["input"], test["output"], called, test.get("absolute_tolerance", 0.0)
 
 
-def _test(number: int, given: Any, wanted: Any, name: str | None) -> CodeTest:
+def _test(number: int, given: Any, wanted: Any, name: str | None, slack: Any) -> CodeTest:
+    if isinstance(slack, bool) or not isinstance(slack, int | float) or not 0 <= slack < math.inf:
+        raise ValueError(
+            f"test {number} of the reference answer: absolute_tolerance is {str(slack)[:80]!r}, not a number from 0"
+        )
     if not name:
-        return CodeTest(_lines(number, given), _lines(number, wanted), calls=False)
+        return CodeTest(_lines(number, given), _lines(number, wanted), False, slack)
     if isinstance(given, str):  # each argument's JSON on a line of its own, and so the result
         try:
             arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
@@ -201,10 +212,10 @@ def _test(number: int, given: Any, wanted: Any, name: str | None) -> CodeTest:
                 raise ValueError(
                     f"test {number} of the reference answer: {wanted[:80]!r} is not JSON ({error})"
                 ) from None
-        return CodeTest(json.dumps({"function": name, "arguments": arguments}), wanted, calls=True)
+        return CodeTest(json.dumps({"function": name, "arguments": arguments}), wanted, True, slack)
     if not isinstance(given, Sequence):
         raise ValueError(f"test {number} of the reference answer: {str(given)[:80]!r} is not a list of arguments")
-    return CodeTest(json.dumps({"function": name, "arguments": list(given)}), wanted, calls=True)
+    return CodeTest(json.dumps({"function": name, "arguments": list(given)}), wanted, True, slack)
 
 
 def _lines(number: int, value: Any) -> str:
@@ -217,52 +228,62 @@ def _lines(number: int, value: Any) -> str:
 
 
 def _agrees(test: CodeTest, stdout: str, tolerance: float) -> bool:
+    def close(said: float, wanted: float) -> bool:
+        try:
+            return said == wanted or math.isclose(said, wanted, rel_tol=tolerance, abs_tol=test.slack)
+        except OverflowError:  # an integer that is larger than any float
+            return False
+
     if not test.calls:
-        return _same_text(stdout, test.expected, tolerance)
+        return _same_text(stdout, test.expected, close)
     try:
         said = json.loads(stdout)
         wrapped = isinstance(test.expected, list) and len(test.expected) == 1  # as APPS writes results
-        return _same(said, test.expected, tolerance) or (wrapped and _same(said, test.expected[0], tolerance))
+        return _same(said, test.expected, close) or (wrapped and _same(said, test.expected[0], close))
     except (ValueError, RecursionError):
         return False
 
 
-def _same(said: Any, wanted: Any, tolerance: float) -> bool:
+def _same(said: Any, wanted: Any, close: Close) -> bool:
     if isinstance(wanted, list):
         return (
             isinstance(said, list)
             and len(said) == len(wanted)
-            and all(_same(one, other, tolerance) for one, other in zip(said, wanted, strict=True))
+            and all(_same(one, other, close) for one, other in zip(said, wanted, strict=True))
         )
     if isinstance(wanted, dict):
         return (
             isinstance(said, dict)
             and said.keys() == wanted.keys()
-            and all(_same(said[key], wanted[key], tolerance) for key in wanted)
+            and all(_same(said[key], wanted[key], close) for key in wanted)
         )
+    if isinstance(wanted, bool) or isinstance(said, bool):
+        return said is wanted
     if isinstance(wanted, float) and isinstance(said, int | float):
-        return said == wanted or math.isclose(said, wanted, rel_tol=tolerance, abs_tol=tolerance)
+        return close(said, wanted)
     return bool(said == wanted)
 
 
-def _same_text(said: str, wanted: str, tolerance: float) -> bool:
+def _same_text(said: str, wanted: str, close: Close) -> bool:
     """Line by line and word by word; numbers that are wanted with a fraction may differ a little."""
     lines, others = said.rstrip().split("\n"), wanted.rstrip().split("\n")
     if len(lines) != len(others):
         return False
     for line, other in zip(lines, others, strict=True):
         words, more = line.split(), other.split()
-        if words != more and not (len(words) == len(more) and all(map(_near, words, more, [tolerance] * len(words)))):
+        if words != more and not (
+            len(words) == len(more) and all(_near(word, like, close) for word, like in zip(words, more, strict=True))
+        ):
             return False
     return True
 
 
-def _near(said: str, wanted: str, tolerance: float) -> bool:
+def _near(said: str, wanted: str, close: Close) -> bool:
     if said == wanted:
         return True
     if "." not in wanted and "e" not in wanted:
         return False
     try:
-        return math.isclose(float(said), float(wanted), rel_tol=tolerance, abs_tol=tolerance)
+        return close(float(said), float(wanted))
     except ValueError:
         return False

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from rljob_api.spec.judge import JudgeParser
 
 _NUMBER = re.compile(r"(?<![\w.,])[-+]?\d+(?:\.\d+)?(?![\w,]|\.\d)")
-_OUT_OF = re.compile(r"([-+]?\d+(?:\.\d+)?)\s*(?:/|out of)\s*([-+]?\d+(?:\.\d+)?)")
+# In time linear in the text: a run of digits or of spaces is read once.
+_OUT_OF = re.compile(r"((?<!\d)[-+]?\d++(?:\.\d++)?)\s*+(?:/|out of)\s*([-+]?\d+(?:\.\d+)?)")
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)```", re.DOTALL)
 _LONGEST = 65536
 """Characters that are looked at, from the end."""
