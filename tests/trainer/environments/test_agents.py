@@ -243,6 +243,10 @@ FAILING: list[tuple[str, type[Exception], str]] = [
     ("os.kill(os.getpid(), 11)", ProgramError, "signal SIGSEGV"),
     ("sys.exit(75)", WorldFailedError, "lost 2 times, the last time because the agent python agent.py ended with exit"),
     ("os.kill(os.getpid(), 9)", WorldFailedError, "signal SIGKILL"),
+    # A shell says so what became of a command of its own: memory ran out.
+    ("sys.exit(137)", WorldFailedError, "lost 2 times, the last time because .* ended with exit code 137"),
+    ("sys.exit(139)", ProgramError, "exit code 139"),
+    ("print('[' * 100_000)", ProgramError, "but it must be the reward"),
 ]
 
 

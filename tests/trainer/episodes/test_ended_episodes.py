@@ -212,7 +212,7 @@ async def test_who_goes_on_asking_is_named(engine: TorchEngine, log: EpisodeLog)
             with suppress(EpisodeOverError):
                 await world.call("place", place)
 
-    with pytest.raises(ProgramError, match="keeps asking after EpisodeOverError"):
+    with pytest.raises(ProgramError, match="was told 100 times that the episode is over and asks again"):
         await ended(deaf, log, engine, place)
 
 

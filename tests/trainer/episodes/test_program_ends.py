@@ -16,13 +16,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
 
-from two_turns import PROMPT, Played, programs, tasks
+from two_turns import PROMPT, SAMPLING, Played, programs, tasks
 
 from conftest import tiny
 from rljob_trainer.episodes.curfew import EpisodeOverError
-from rljob_trainer.episodes.environment import Task
+from rljob_trainer.episodes.environment import Task, tasks_of
+from rljob_trainer.episodes.identity import validation_of
 from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.episodes.play import Voice
+from rljob_trainer.episodes.programs import Siblings
 from rljob_trainer.errors import ProgramError, WorldFailedError
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.world.protocol import World, WorldError
@@ -83,7 +85,7 @@ async def test_a_program_that_goes_on_asking_is_named(engine: TorchEngine, log: 
             with suppress(EpisodeOverError):
                 context = (await model.ask(context)).context
 
-    with pytest.raises(ProgramError, match="keeps asking after EpisodeOverError"):
+    with pytest.raises(ProgramError, match="was told 100 times that the episode is over and asks again"):
         await programs(deaf, log).play(tasks(1), Played(engine))
 
 
@@ -201,13 +203,46 @@ def raising(error: BaseException) -> Any:
     return program
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(0), KeyboardInterrupt(), StopIteration()])
+class NoException(BaseException):
+    """As some libraries use to pass by what others catch."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncio.CancelledError(),
+        SystemExit(0),
+        KeyboardInterrupt(),
+        StopIteration(),
+        GeneratorExit(),
+        NoException(),
+    ],
+    ids=repr,
+)
 async def test_no_exception_of_a_program_s_own_passes_for_somebody_else_s(
     engine: TorchEngine, log: EpisodeLog, error: BaseException
 ) -> None:
     """``CancelledError`` would be taken for a wish of the pipeline's, ``SystemExit`` would end the driver with 0."""
     with pytest.raises(ProgramError, match=r"sample 1 of prompt 5: .*program raised "):
         await programs(raising(error), log).play(tasks(3), Played(engine))
+
+
+async def test_an_episode_that_is_closed_from_outside_of_its_task_ends_without_a_word(
+    engine: TorchEngine, log: EpisodeLog
+) -> None:
+    """As the interpreter does at its end with what nobody will resume."""
+
+    async def waits(task: Task, model: Voice, world: World) -> None:
+        await asyncio.sleep(0)
+
+    (task,) = tasks_of(PROMPT, range(1), SAMPLING, seed=1, purpose=validation_of("held-out"))
+    played = programs(waits, log)._begun(task, Siblings(Played(engine)))
+
+    async def begin() -> None:
+        played.send(None)
+
+    await asyncio.create_task(begin())
+    played.close()
 
 
 async def test_an_episode_that_is_cancelled_ends_without_a_word(engine: TorchEngine, log: EpisodeLog) -> None:

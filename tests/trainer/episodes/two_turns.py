@@ -16,6 +16,7 @@ from rljob_trainer.episodes.programs import Programs
 from rljob_trainer.episodes.receipts import Receipts, check_answer
 from rljob_trainer.episodes.record import RecordedCall
 from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.errors import RLJobError
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.world.protocol import World
 
@@ -80,8 +81,8 @@ def tasks(samples: int = 3) -> list[Task]:
     return tasks_of(PROMPT, range(samples), SAMPLING, seed=1)
 
 
-class Killed(BaseException):
-    """The process is gone."""
+class Killed(RLJobError):  # noqa: N818
+    """The process is gone: no matter of the program's."""
 
 
 class DyingLog(EpisodeLog):
@@ -101,7 +102,7 @@ class DyingLog(EpisodeLog):
 class Ids:
     """A chat format for programs that ask with token ids: the text of an answer is their numbers."""
 
-    is_there, answer_end, marks_end, vocabulary = False, "", False, 10**6
+    is_there, answer_end, marks_end, vocabulary, longest_token = False, "", False, 10**6, 8
 
     def render(self, messages: Any, tools: Any = None, *, generation: bool = True) -> str:
         raise AssertionError

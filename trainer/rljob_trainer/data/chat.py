@@ -89,6 +89,11 @@ class ChatTemplate:
         return token_id in self._stops
 
     @cached_property
+    def longest_token(self) -> int:
+        """Characters of text that a token can stand for at most."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
+    @cached_property
     def answer_end(self) -> str:
         """What the template writes between an answer's content and the next message."""
         asked = [{"role": "user", "content": _CONTENT}, {"role": "assistant", "content": _CONTENT}]

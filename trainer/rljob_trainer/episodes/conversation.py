@@ -37,6 +37,11 @@ class ChatFormat(Protocol):
         ...
 
     @property
+    def longest_token(self) -> int:
+        """Characters of text that a token can stand for at most."""
+        ...
+
+    @property
     def answer_end(self) -> str:
         """What is written between an answer's content and the next message."""
         ...
@@ -82,6 +87,23 @@ class Asked(NamedTuple):
     tools: str
 
 
+class Rendered(NamedTuple):
+    """What the model is asked, before its new part is tokenised."""
+
+    text: str
+    """All that the model is to see."""
+    known: tuple[int, ...]
+    """The token ids of what it saw and said before."""
+    new: str
+    """The text behind that."""
+    ended: bool
+    """Whether the model ended with a token what it said before."""
+    messages: Sequence[Message]
+    written: tuple[str, ...]
+    """Each of ``messages`` in JSON."""
+    tools: str
+
+
 class _Answered(NamedTuple):
     """A chat up to one of the model's answers."""
 
@@ -109,12 +131,16 @@ class Conversation:
         """The chat up to the latest answer."""
 
     def context(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> Asked:
-        """What the model is to see. Raises ``TypeError`` for messages that are no JSON, ``ValueError`` where there is
-        no chat template or it cannot render them."""
+        """What the model is to see. Raises as ``rendered``."""
+        return self.tokenised(self.rendered(messages, tools))
+
+    def rendered(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> Rendered:
+        """What the model is to see, its new part as text. Raises ``TypeError`` for messages that are no JSON,
+        ``ValueError`` where there is no chat template or it cannot render them."""
         written, told = _written(messages), _json(tools, "the tools")
         kept = [dict(message) for message in messages]
         if not self._answered and tools is None and written == self._begins_with:
-            return Asked(self._prompt.token_ids, self._prompt.text, kept, written, told)
+            return Rendered(self._prompt.text, self._prompt.token_ids, "", False, kept, written, told)
         before = max(
             (a for a in self._answered if a.tools == told and written[: len(a.messages)] == a.messages),
             key=lambda answered: len(answered.messages),
@@ -127,10 +153,22 @@ class Conversation:
                 head = self._without_end(messages[: len(before.messages)], tools)
             if head is not None and text.startswith(head):
                 rest = text[len(head) :]
-                ids = (*before.ids, *self._rest(rest, before.ended))
-                return Asked(ids, before.text + rest, kept, written, told)
+                return Rendered(before.text + rest, before.ids, rest, before.ended, kept, written, told)
         self.branches += bool(self._answered)
-        return Asked(tuple(self._chat.encode(text)), text, kept, written, told)
+        return Rendered(text, (), text, False, kept, written, told)
+
+    def tokenised(self, rendered: Rendered) -> Asked:
+        """In any thread: it takes a second for a few megabytes of text."""
+        ids = rendered.known
+        if rendered.new:
+            new = self._chat.encode(rendered.new)
+            # A template ends an answer with a token that the model has said already.
+            ids = (*ids, *(new[1:] if rendered.ended and self._chat.marks_end else new))
+        return Asked(ids, rendered.text, rendered.messages, rendered.written, rendered.tools)
+
+    def least_tokens(self, rendered: Rendered) -> int:
+        """As many token ids as it has at least, by its length."""
+        return len(rendered.known) + len(rendered.new) // self._chat.longest_token
 
     def answered(self, asked: Asked, said: Sequence[int]) -> dict[str, Any]:
         """``said`` is the model's answer. Returns it as a message."""
@@ -145,11 +183,6 @@ class Conversation:
         """Messages that end with an answer, up to its content's end; None: the template writes something else there."""
         text, end = self._rendered(messages, tools, generation=False), self._chat.answer_end
         return text.removesuffix(end) if text.endswith(end) else None
-
-    def _rest(self, text: str, ended: bool) -> list[int]:
-        """What is put behind an answer. A template ends an answer with a token that the model has said already."""
-        ids = self._chat.encode(text)
-        return ids[1:] if ended and self._chat.marks_end else ids
 
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Message] | None, *, generation: bool = True

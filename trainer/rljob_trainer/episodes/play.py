@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
-from rljob_trainer.episodes.conversation import Conversation, Message
+from rljob_trainer.episodes.conversation import Asked, Conversation, Message, Rendered
 from rljob_trainer.episodes.curfew import Curfew, EpisodeOverError, NoRoomError
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf, observed_experts
@@ -39,6 +39,8 @@ _PAUSE_SECONDS = 1.0
 """Before a call that met a failure of the world is made again; twice as long each time."""
 _DEAF = 100
 """How often a program may ask on when its episode is over."""
+_LONG_TEXT = 1 << 16
+"""Characters that are tokenised in a thread, since that takes 30 ms and more."""
 _ENDED = "the episode's program has ended"
 _log = logging.getLogger(__name__)
 _SAID: Mapping[str, Callable[[Any], Any]] = {"prediction": str, "correct": bool}
@@ -164,8 +166,7 @@ class Play:
         """Whether there is something to train on, or will be."""
         return bool(self._leaves or self.curfew.asking)
 
-    async def ask(self, branch: tuple[str, ...], context: Sequence[int], max_tokens: int | None) -> Answer:
-        place = self._next_place((*branch, ASK))
+    async def ask(self, place: CallPlace, context: Sequence[int], max_tokens: int | None) -> Answer:
         ids = tuple(map(operator.index, context))
         if not ids:
             raise ValueError("the context for the model is empty; pass at least one token")
@@ -178,7 +179,7 @@ class Play:
         room = await self._room(ids)
         call = self._at(place, what := What(kind, prompt_digest(ids)))
         self._turns += 1
-        self._asked_in.add(branch)
+        self._asked_in.add(place.branch[:-1])
         if call is not None and call.turn is not None:
             turn = call.turn
             self._add(ids, turn)
@@ -194,6 +195,22 @@ class Play:
             self._since = time.monotonic()
         said = tuple(turn.tokens.ids.tolist())
         return Answer((*ids, *said), said, turn.finish, self._decode(said), tokens=turn.tokens)
+
+    def place_to_ask(self, branch: tuple[str, ...]) -> CallPlace:
+        """Of the next answer. Before anything is awaited: the order in which a program asks is that of its calls."""
+        return self._next_place((*branch, ASK))
+
+    async def tokenised(self, rendered: Rendered) -> Asked:
+        """What the model is asked. Text that has no room is not tokenised at all, and long text in a thread: all other
+        episodes would wait for it. Raises ``EpisodeOverError``."""
+        if len(rendered.new) <= _LONG_TEXT:
+            return self.conversation.tokenised(rendered)
+        if self._over:
+            raise EpisodeOverError(_ENDED)
+        least = self.conversation.least_tokens(rendered)
+        if least >= self._limits.prompt_tokens + self.task.sampling.max_tokens:
+            await self._has_no_room(f"at least {least}")
+        return await asyncio.to_thread(self.conversation.tokenised, rendered)
 
     def _next_place(self, branch: tuple[str, ...]) -> CallPlace:
         number = self._numbers[branch]
@@ -238,17 +255,23 @@ class Play:
             room = min(room, longest - (len(context) - len(self._leaves[place].prompt_ids)))
         if self._turns < self._limits.turns and room > 0:
             return min(room, longest)
+        if room <= 0:
+            await self._has_no_room(str(len(context)))
+        await self._refuse()
+        self._finish = "length"
+        self.curfew.check()
+        raise EpisodeOverError(f"the episode has used its {self._limits.turns} turns")
+
+    async def _has_no_room(self, tokens: str) -> NoReturn:
         if not self._leaves:
             self.fault = ProgramError(
-                f"{self.task.id}: the first context of the environment's program has {len(context)} tokens, which "
-                f"leaves no room for an answer; raise spec.data.maxPromptTokens = {self._limits.prompt_tokens}"
+                f"{self.task.id}: the first context of the environment's program has {tokens} tokens, which leaves no "
+                f"room for an answer; raise spec.data.maxPromptTokens = {self._limits.prompt_tokens}"
             )
             raise self.fault
         await self._refuse()
         self._finish = "length"
         self.curfew.check()
-        if room > 0:
-            raise EpisodeOverError(f"the episode has used its {self._limits.turns} turns")
         raise NoRoomError("the episode has no tokens left")
 
     async def _refuse(self) -> None:
@@ -256,8 +279,8 @@ class Play:
         self._refused += 1
         if self._refused > _DEAF:
             self.fault = ProgramError(
-                f"{self.task.id}: the environment's program keeps asking after EpisodeOverError; let it propagate, or "
-                "return"
+                f"{self.task.id}: its program or agent was told {_DEAF} times that the episode is over and asks again; "
+                "let EpisodeOverError propagate, or end when a request is refused with episode_over"
             )
             raise self.fault
         await asyncio.sleep(0)
@@ -450,15 +473,17 @@ class Voice:
         ``tools``: JSON schemas of functions, for the chat template. ``max_tokens`` as for ``ask``. Raises
         ``EpisodeOverError``, ``EngineError``, and ``ValueError`` where no chat template renders the messages.
         """
-        conversation = self._play.conversation
-        asked = conversation.context(messages, tools)
-        answer = await self.ask(asked.ids, max_tokens=max_tokens)
-        return replace(answer, message=conversation.answered(asked, answer.said))
+        play = self._play
+        rendered = play.conversation.rendered(messages, tools)
+        place = play.place_to_ask(self._branch)
+        asked = await play.tokenised(rendered)
+        answer = await play.ask(place, asked.ids, max_tokens)
+        return replace(answer, message=play.conversation.answered(asked, answer.said))
 
     async def ask(self, context: Sequence[int], *, max_tokens: int | None = None) -> Answer:
         """The model's answer to the token ids ``context``, everything that it is to see, in at most as many tokens as
         the job leaves (or ``max_tokens``, if that is less). Raises ``EpisodeOverError`` and ``EngineError``."""
-        return await self._play.ask(self._branch, context, max_tokens)
+        return await self._play.ask(self._play.place_to_ask(self._branch), context, max_tokens)
 
 
 class Calls:

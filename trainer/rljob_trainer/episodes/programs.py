@@ -222,6 +222,7 @@ class Programs:
         play = Play(task, record, log, siblings, conversation, self._chat.decode, self._limits, self._tries)
         self._plays[task.id] = play
         returned = None
+        own_task = asyncio.current_task()
         plays = self._playing[task.prompt.ordinal][1] if task.id.purpose == TRAINING else set[Play]()
         plays.add(play)
         try:
@@ -230,9 +231,12 @@ class Programs:
             await play.end()
         except (RLJobError, EpisodeLostError):
             raise
-        except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
-            # Whoever cancels an episode says so to its task; signals never come as exceptions here.
+        except BaseException as error:
+            # Whoever cancels an episode says so to its task; signals never come as exceptions here. A coroutine that
+            # nobody will resume is closed from outside of its task.
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
+            if isinstance(error, GeneratorExit) and _running_task() is not own_task:
                 raise
             if play.fault is None:
                 raise ProgramError(
@@ -353,6 +357,12 @@ def is_cancelled() -> bool:
     """Whether a ``CancelledError`` in the running task is somebody's wish that it ends."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _running_task() -> asyncio.Task[Any] | None:
+    with suppress(RuntimeError):  # no event loop runs here
+        return asyncio.current_task()
+    return None
 
 
 def _where(error: BaseException) -> str:

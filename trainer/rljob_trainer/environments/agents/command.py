@@ -60,7 +60,7 @@ def _reward_in(output: str, name: str) -> Json:
         return None
     try:
         return json.loads(last)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise AgentError(
             f"{name}: the last line of its standard output is {last[:80]!r}, but it must be the reward (a number, "
             'or {"score": ...} as JSON); write messages for people to standard error'

@@ -114,7 +114,8 @@ class AgentProcess:
         if code == 0:
             return
         how = f"exit code {code}" if code > 0 else f"signal {_name_of(-code)}"
-        if code == _LOST or -code in _FROM_OUTSIDE:
+        # A shell or a launcher exits with 128 + n when what it ran was killed by signal n.
+        if code == _LOST or -code in _FROM_OUTSIDE or code - 128 in _FROM_OUTSIDE:
             raise EpisodeLostError(f"{name} ended with {how}{_told(self.errors)}")
         raise AgentError(f"{name} ended with {how}{_told(self.errors)}")
 
