@@ -237,6 +237,26 @@ async def test_an_observation_that_is_too_long_loses_its_middle(log: EpisodeLog)
     assert episode.messages[2]["content"] == "abcde ... nopqr"
 
 
+async def test_of_an_endless_observation_only_the_ends_are_tokenised(
+    log: EpisodeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def letters() -> str:
+        return "a" * 10**7 + "b" * 10**7
+
+    lengths = []
+    encode = CHAT._encode
+
+    def watched(texts: list[str]) -> Any:
+        lengths.extend(map(len, texts))
+        return encode(texts)
+
+    monkeypatch.setattr(CHAT, "_encode", watched)
+    program = loop(Tool("letters", letters, None, ""), longest=10)
+    episode, _ = await played(program, Written('<tool_call>{"name": "letters"}</tool_call>', "ok"), log)
+    assert episode.messages[2]["content"] == "aaaaa ... bbbbb"
+    assert max(lengths) < 1000
+
+
 async def test_an_episode_ends_with_its_turns_and_with_its_room(log: EpisodeLog) -> None:
     episode, _ = await played(loop(), Written(CALL, CALL, CALL), log, turns=2)
     assert (episode.finish, len(episode.leaves[0].turns)) == ("length", 2)

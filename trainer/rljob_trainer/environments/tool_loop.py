@@ -13,7 +13,7 @@ from rljob_trainer.environments.tools import Tool, ToolError
 from rljob_trainer.episodes.conversation import ChatFormat
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.identity import TRAINING
-from rljob_trainer.episodes.play import Voice
+from rljob_trainer.episodes.play import LONG_TEXT, Voice
 from rljob_trainer.episodes.programs import is_cancelled
 from rljob_trainer.texts import writable
 from rljob_trainer.world.protocol import World, failure_of_the_world
@@ -120,9 +120,9 @@ class ToolLoop:
         """
         try:
             async with asyncio.timeout(None if tool.own_limit else self._seconds) as limit:
-                return Said(text=self._cut(await tool(arguments)), failed=False)
+                return Said(text=await self._cut(await tool(arguments)), failed=False)
         except ToolError as error:
-            return Said(text=self._cut(writable(f"Error: {error}")), failed=True)
+            return Said(text=await self._cut(writable(f"Error: {error}")), failed=True)
         except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:  # of the user's code
             if (failure := failure_of_the_world(error)) is not None:
                 raise failure from error
@@ -134,13 +134,17 @@ class ToolLoop:
             if self._logged <= _LOGGED:
                 what = f"{type(error).__name__}: {error}"
                 _log.warning("tool %s raised %s; the model gets the error", tool.name, writable(what))
-            return Said(text=self._cut(writable(f"Error: {type(error).__name__}: {error}")), failed=True)
+            return Said(text=await self._cut(writable(f"Error: {type(error).__name__}: {error}")), failed=True)
 
-    def _cut(self, text: str) -> str:
+    async def _cut(self, text: str) -> str:
         """A text of at most so many tokens, its middle left out."""
         if self._longest is None:
             return text
-        ids = self._chat.encode(text)
+        most = self._longest * self._chat.longest_token
+        if len(text) > 2 * most:
+            text = text[:most] + text[-most:]  # what stays is in there
+        encode = self._chat.encode
+        ids = encode(text) if len(text) <= LONG_TEXT else await asyncio.to_thread(encode, text)
         if len(ids) <= self._longest:
             return text
         left = self._longest // 2

@@ -39,7 +39,7 @@ _PAUSE_SECONDS = 1.0
 """Before a call that met a failure of the world is made again; twice as long each time."""
 _DEAF = 100
 """How often a program may ask on when its episode is over."""
-_LONG_TEXT = 1 << 16
+LONG_TEXT = 1 << 16
 """Characters that are tokenised in a thread, since that takes 30 ms and more."""
 _ENDED = "the episode's program has ended"
 _log = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ class Play:
     async def tokenised(self, rendered: Rendered) -> Asked:
         """What the model is asked. Text that has no room is not tokenised at all, and long text in a thread: all other
         episodes would wait for it. Raises ``EpisodeOverError``."""
-        if len(rendered.new) <= _LONG_TEXT:
+        if len(rendered.new) <= LONG_TEXT:
             return self.conversation.tokenised(rendered)
         if self._over:
             raise EpisodeOverError(_ENDED)
