@@ -33,12 +33,12 @@ CURVES = (
 STAGE_COLOURS = {
     # waits for samples
     "generate": Colour("#2f6fdb", "#79a8ff"),
-    "wait_prev_gen": Colour("#1d3f8f", "#4f74c9"),
+    "wait_prev_gen": Colour("#2a2f8f", "#7468f0"),
     "idle": Colour("#5d6b2f", "#a3ad62"),
     # scores and forward passes before the update
     "reward": Colour("#d9730d", "#f2a65a"),
     "score": Colour("#8a4fd0", "#bd98f5"),
-    "old_log_probs": Colour("#b13fae", "#e58fe2"),
+    "old_log_probs": Colour("#b13fae", "#d96fd6"),
     "reference": Colour("#5b2a86", "#9468c9"),
     "values": Colour("#d6589a", "#ff9ccb"),
     "advantage": Colour("#a68a00", "#d9bf4b"),
@@ -48,7 +48,7 @@ STAGE_COLOURS = {
     "update_critic": Colour("#1495a6", "#4fc3d3"),
     # everything else
     "publish": Colour("#cf3f53", "#f48493"),
-    "validation": Colour("#6ea80f", "#b5dd5f"),
+    "validation": Colour("#639a0c", "#b5dd5f"),
     "checkpoint": Colour("#8a5a33", "#c79468"),
     "start": Colour("#4b5563", "#c3cbd6"),
     "other": Colour("#8491a5", "#7f8da1"),
