@@ -112,13 +112,14 @@ e2e-smoke: TIMES ?= 1
 e2e-smoke:       ## the end-to-end cases that say most in the least time: async, scale, suspend, a lost trainer; TIMES=10: as often
 	for run in $$(seq $(TIMES)); do echo "smoke run $$run of $(TIMES)"; $(MAKE) e2e E2E="-m smoke" || exit 1; done
 
-generate: install  ## what is generated from the code: tables of methods, CRD, list of metrics, table of conditions, values of the chart (tests check them for drift)
+generate: install  ## what is generated from the code: tables of methods, CRD, list of metrics, table of conditions, values of the chart, pictures (tests check them for drift)
 	$(BIN)/python scripts/method_tables.py
 	$(BIN)/python -m rljob_api.crd
 	$(BIN)/python -m rljob_operator.reference
 	$(BIN)/python scripts/version.py
 	$(BIN)/python scripts/chart_readme.py
 	$(BIN)/python -m rljob_trainer.telemetry.names > docs/metrics.md
+	$(BIN)/python -m benchmarks.pictures
 
 constraints: install  ## pin anew after a change of pyproject.toml
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python requirements/lock.py --all

@@ -67,7 +67,7 @@ def test_the_picture_holds_the_facts_and_fits(width: int) -> None:
     for figure, value in (
         ("validation", "0.750"),
         ("response length", "123"),
-        ("cut at limit", "3.4 %"),
+        ("truncated", "3.4 %"),
         ("entropy", "1.23"),
         ("KL to reference", "0.012"),
         ("clip fraction", "10 %"),
@@ -79,6 +79,18 @@ def test_the_picture_holds_the_facts_and_fits(width: int) -> None:
     assert DOING[: width - 10] in text
     assert "engines 0, 1 work on 20 requests, the oldest for 4 s on engine 0"[: width - 10] in text
     assert "explained variance" not in text  # this job has no critic
+
+
+def test_a_stage_keeps_its_colour_when_another_one_takes_more_time() -> None:
+    seen = []
+    for shares in ({"generate": 0.6, "update": 0.3, "other": 0.1}, {"update": 0.6, "generate": 0.3, "other": 0.1}):
+        view = running_view()
+        view.show(Present(DOING, [], shares))
+        parts = [*Console(width=100).render(view.picture())]
+        marks = [i for i, part in enumerate(parts) if part.text == "■ "]
+        seen.append({parts[i + 1].text.split()[0]: parts[i].style for i in marks})
+    assert seen[0] == seen[1]
+    assert len({str(style) for style in seen[0].values()}) == 3
 
 
 def test_the_curve_rises_with_the_reward() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.errors import DataError
+from rljob_trainer.telemetry.catalogue import OUTSIDE_STEPS, STAGES
 from rljob_trainer.telemetry.report import write_report
 from rljob_trainer.telemetry.report.charts import age_card, stage_seconds
 from rljob_trainer.telemetry.report.markup import Markup, join, tag
@@ -24,6 +25,7 @@ from rljob_trainer.telemetry.report.page import pair_samples
 from rljob_trainer.telemetry.report.record import RunRecord, read_run
 from rljob_trainer.telemetry.run_folder import SampleRow
 from rljob_trainer.telemetry.summary import AgeCounts
+from rljob_trainer.telemetry.timing import Trace, row_of
 
 MakeRun = Callable[..., Path]
 _VOID = {"meta"}
@@ -85,25 +87,119 @@ def test_it_shows_every_curve_the_run_has(page: Page) -> None:
         "Validation",
         "Response length",
         "Entropy",
-        "Groups and ends",
+        "Groups without signal, truncated responses",
         "KL",
         "Clip fraction",
         "Gradient norm",
         "Explained variance",
         "Value loss",
-        "Trainer against engine",
+        "Rollout-trainer mismatch",
         "Learning rate",
-        "Ages over the whole run",
+        "Staleness over the whole run",
         "Throughput",
-        "Stages of a step",
+        "Step time by stage",
     ]
     assert len(page.named("svg")) == len(titles)
     assert all(svg["aria-label"] for svg in page.named("svg"))
 
 
+@pytest.fixture
+def timed(make_run: MakeRun) -> Page:
+    """The page of a run with a timeline, in which all stages occur and two versions are sampled."""
+    folder = make_run()
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in metrics[1:]:
+        line.update({f"timing/{stage}_seconds": 0.2 for stage in STAGES if stage not in ("step", *OUTSIDE_STEPS)})
+        line["timing/step_seconds"] = 4.0
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["seconds_by_stage"] = dict.fromkeys(STAGES, 10.0)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    trace = Trace()
+    for begin, stage in enumerate(STAGES):
+        trace.span(row_of(stage), stage, 1000.0 + begin, 1001.0 + begin)
+    for engine in (0, 1):
+        for version in (6, 7):
+            trace.span(f"engine {engine}", f"version {version}", 1000.0 + version, 1001.0 + version)
+    trace.write(folder / "timeline.json")
+    return Page(write_report(folder))
+
+
+def figure_of(page: Page, title: str) -> str:
+    """The chart under a title."""
+    after = page.source.partition(f">{title}</")[2]
+    return after[after.index("<svg") : after.index("</svg>")]
+
+
+def legend_of(chart: str) -> dict[str, str]:
+    """Names with the classes of their colours."""
+    entry = r'<rect class="fill ([\w-]+)"[^>]*rx="2"/><text[^>]*>([^<]*)</text>'
+    return {name: colour for colour, name in re.findall(entry, chart)}
+
+
+def test_a_stage_has_the_same_colour_in_all_figures_and_no_other_stage_has_it(timed: Page) -> None:
+    stacked, timeline = (
+        legend_of(figure_of(timed, title)) for title in ("Step time by stage", "Timeline of the last steps")
+    )
+    table = {name: colour for colour, name in re.findall(r'<i class="dot ([\w-]+)"></i>([^<]*)</td>', timed.source)}
+    bar = dict(re.findall(r'<span class="([\w-]+)" style="flex-grow[^>]* title="(.*?) [\d.]+ %"', timed.source))
+    names = {stage.replace("_", " ").replace("log probs", "log-probs") for stage in STAGES if stage != "step"}
+    assert set(table) == set(bar.values()) == names
+    assert {name: colour for colour, name in bar.items()} == table
+    assert stacked.items() <= table.items()
+    # Start is in no step; the seconds of generate, score and update are those of the stages in them.
+    assert names - stacked.keys() == {"start", "generate", "score", "update"}
+    assert {
+        name: colour for name, colour in timeline.items() if not name.startswith("sampling")
+    }.items() <= table.items()
+    themes = re.findall(r":root \{ (--ink.*?)\}", timed.source, re.DOTALL)
+    assert len(themes) == 2
+    for variables in themes:
+        colours = dict(re.findall(r"--([\w-]+): (#\w+);", variables))
+        shown = [colours[colour] for colour in {*table.values(), *timeline.values()}]
+        assert len(set(shown)) == len(names) + 2
+
+
+def test_legends_name_everything_that_is_drawn(timed: Page) -> None:
+    charts = re.findall(r"<svg.*?</svg>", timed.source)
+    for chart in charts:
+        drawn = set(re.findall(r'class="[^"]*?(?:fill|stroke) ([\w-]+)', chart))
+        assert len(drawn) <= 1 or set(legend_of(chart).values()) == drawn
+    assert {"sampling, even version", "sampling, odd version"} <= legend_of(charts[-1]).keys()
+
+
+@pytest.mark.parametrize("steps", [1, 20])
+def test_no_card_stands_alone_beside_an_empty_place(make_run: MakeRun, steps: int) -> None:
+    page = Page(write_report(make_run(steps=steps)))
+    grids = page.source.split('<div class="grid">')[1:]
+    assert len(grids) == 3
+    for grid in grids:
+        cards = re.findall("<figure.*?</figure>", grid.partition("<section>")[0])
+        wide = [card for card in cards if card.startswith('<figure class="wide"')]
+        assert (len(cards) + len(wide)) % 2 == 0
+        assert wide in ([], cards[:1])
+        shapes = {card.partition('viewBox="0 0 ')[2].partition('"')[0] for card in cards if card not in wide}
+        assert shapes == {"460 215"}
+        assert all('viewBox="0 0 964 215"' in card for card in wide)
+
+
+def test_three_samples_are_shown_and_the_others_folded(page: Page, make_run: MakeRun, tmp_path: Path) -> None:
+    folder = make_run(steps=20, folder=tmp_path / "many")
+    for step in (0, 20):
+        path = folder / "samples" / f"step-{step:06}.jsonl"
+        path.write_text("".join(SampleRow("s", f"prompt {n}", f"said {n}").to_json() + "\n" for n in range(9)))
+    for shown, more in ((page, "1 more sample"), (Page(write_report(folder)), "6 more samples")):
+        unfolded, folded = shown.source.split(f"<details><summary>{more}</summary>")
+        assert unfolded.count("<article") == 3
+        assert folded.partition("</details>")[0].count("<article") == int(more[0])
+        assert folded.partition("</details>")[2].count("<article") == 0
+
+
 def test_ages_are_shown_as_shares_where_anything_was_stale(make_run: MakeRun) -> None:
     run = read_run(make_run())
-    card = str(age_card(run))
+    drawn = age_card(run)
+    assert drawn is not None
+    card = drawn.markup()
     # 400 groups, 100 of age 0 and 300 of age 2; 10,000 tokens.
     assert "mean 1.50" in card
     series = json.loads(html.unescape(re.findall('data-chart="(.*?)"', card)[0]))["series"]

@@ -38,6 +38,11 @@ def _significant(value: float, digits: int) -> str:
     return text if decimals else f"{round(value):,}"
 
 
+def readable(stage: str) -> str:
+    """The name of a stage in words."""
+    return stage.replace("_", " ").replace("log probs", "log-probs")
+
+
 def percent(share: float | None) -> str:
     """A share of one as a percentage: 4.2 %, 37 %, 100 %."""
     if share is None or not math.isfinite(share):

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import DataError
+from rljob_trainer.telemetry.catalogue import STAGES
+from rljob_trainer.telemetry.colours import stage_class
+from rljob_trainer.telemetry.figures import readable
 from rljob_trainer.telemetry.scales import nice_ticks, tick_label
-from rljob_trainer.telemetry.svg import COLOURS
+from rljob_trainer.telemetry.svg import legend
 from rljob_trainer.telemetry.timing import PUBLICATION, TRAINER, row_of
 
 STEPS = 6
 """So many of the last steps are shown."""
 _MOST_ROWS = 12
-_ROW, _BAR, _LEFT, _TOP = 26.0, 16.0, 110.0, 34.0
-_LETTER = 6.7
+_ROW, _BAR, _LEFT, _TOP = 26.0, 16.0, 110.0, 16.0
 _WHOLE_STEP = "step"
 """The stage around all others: it says how long the figure is, and is not drawn."""
 
@@ -59,38 +62,33 @@ def _bar(event: Mapping[str, Any], first: float) -> Bar:
 def gantt_chart(bars: Sequence[Bar], *, width: int = 940) -> str:
     """An ``<svg>`` element: a row for each of the rows named in ``bars``, bars coloured by what was done.
 
-    Engines' bars say under which version they sampled and take turns with two colours. Nested stages lie on top of
+    Engines' bars say under which version they sampled, in two colours that take turns. Nested stages lie on top of
     those around them.
     """
     drawn = [bar for bar in bars if bar.name != _WHOLE_STEP]
     rows = _rows(drawn)
     shown = {row: number for number, row in enumerate(rows[:_MOST_ROWS])}
-    stages = list(dict.fromkeys(bar.name for bar in drawn if not _is_version(bar.name)))
+    names = sorted({bar.name for bar in drawn if bar.row in shown}, key=_order)
+    parts, lines = legend([*dict.fromkeys(_look(name) for name in names)], width, top=20.0)
+    top = _TOP + 18.0 * lines
     length = max((bar.end for bar in drawn), default=1.0)
-    height = _TOP + _ROW * len(shown) + 34.0
+    height = top + _ROW * len(shown) + 34.0
 
     def x(seconds: float) -> float:
         return _LEFT + (width - _LEFT - 14.0) * seconds / length
 
-    parts = []
-    place = 8.0
-    for number, stage in enumerate(stages):
-        parts.append(f'<rect class="fill s{number % COLOURS}" x="{place:.1f}" y="9" width="12" height="8" rx="2"/>')
-        parts.append(_text(place + 17, 17, stage.replace("_", " ")))
-        place += 37 + _LETTER * len(stage)
     for row, number in shown.items():
-        parts.append(_text(_LEFT - 8, _TOP + _ROW * number + 13, row, "end"))
+        parts.append(_text(_LEFT - 8, top + _ROW * number + 13, row, "end"))
     for bar in sorted(drawn, key=lambda bar: bar.start - bar.end):
         if bar.row not in shown:
             continue
-        colour = _parity(bar.name) if _is_version(bar.name) else stages.index(bar.name)
         left, right = x(bar.start), x(bar.end)
         parts.append(
-            f'<rect class="fill s{colour % COLOURS}" x="{left:.1f}" y="{_TOP + _ROW * shown[bar.row]:.1f}" '
+            f'<rect class="fill {_look(bar.name)[1]}" x="{left:.1f}" y="{top + _ROW * shown[bar.row]:.1f}" '
             f'width="{max(0.5, right - left):.1f}" height="{_BAR:.0f}">'
             f"<title>{html.escape(f'{bar.row}: {bar.name}, {bar.end - bar.start:.3g} s')}</title></rect>"
         )
-    bottom = _TOP + _ROW * len(shown)
+    bottom = top + _ROW * len(shown)
     ticks = nice_ticks(0.0, length)
     for tick in (tick for tick in ticks if tick <= length):
         parts.append(_text(x(tick), bottom + 14, tick_label(tick, ticks[1] - ticks[0]), "middle"))
@@ -118,14 +116,19 @@ def _rows(bars: Sequence[Bar]) -> list[str]:
     )
 
 
-def _is_version(name: str) -> bool:
-    return name.startswith("version ")
+def _look(name: str) -> tuple[str, str]:
+    """What the legend calls a bar of this name, and the class of its colour."""
+    version = re.fullmatch(r"version (\d+)", name)
+    if version is None:
+        return readable(name), stage_class(name)
+    odd = int(version[1]) % 2
+    return f"sampling, {'odd' if odd else 'even'} version", f"sampling-{odd}"
 
 
-def _parity(name: str) -> int:
-    """Two colours that no common stage has, one after the other."""
-    number = name.removeprefix("version ")
-    return 6 if number.isdigit() and int(number) % 2 else 7
+def _order(name: str) -> tuple[int, str]:
+    """Stages as the catalogue has them, then everything else."""
+    stages = [*STAGES]
+    return stages.index(name) if name in STAGES else len(stages), name
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:

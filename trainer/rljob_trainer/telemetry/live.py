@@ -23,12 +23,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rljob_trainer.telemetry.figures import duration, number, percent
+from rljob_trainer.telemetry.colours import CLASSES, stage_class
+from rljob_trainer.telemetry.figures import duration, number, percent, readable
 from rljob_trainer.telemetry.textplot import braille, spark
 from rljob_trainer.telemetry.view import JobSummary, Pace, Present, ShownStep, validation_score
 
 _ACCENT = "cyan"
-_STAGE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
+_MOST_STAGES = 6
 _WIDE = 76  # from this many columns on, curve and figures stand side by side
 _PLOT_HEIGHT = 7
 
@@ -50,7 +51,7 @@ def _metric(*names: str) -> Callable[[Mapping[str, float]], float | None]:
 _FIGURES = (
     _Figure("validation", validation_score),
     _Figure("response length", _metric("response/length/mean")),
-    _Figure("cut at limit", _metric("response/length/clip_ratio"), percent),
+    _Figure("truncated", _metric("response/length/clip_ratio"), percent),
     _Figure("entropy", _metric("actor/entropy")),
     _Figure("KL to reference", _metric("kl/reference", "kl/in_loss")),
     _Figure("clip fraction", _metric("actor/clip_fraction"), percent),
@@ -193,14 +194,14 @@ class LiveView:
         if not self._now.shares:
             return
         yield Text()
-        shares = dict(list(self._now.shares.items())[: len(_STAGE_COLOURS)])
+        shares = [*self._now.shares.items()][:_MOST_STAGES]
         label = "time "
         bar = Text(label, style="dim", no_wrap=True, overflow="crop")
         legend = Text(" " * len(label), no_wrap=True, overflow="ellipsis")
-        for (stage, share), colour in zip(shares.items(), _STAGE_COLOURS, strict=False):
-            colour = "bright_black" if stage == "other" else colour
+        for stage, share in shares:
+            colour = CLASSES[stage_class(stage)].light
             bar.append("█" * round((width - len(label)) * share), style=f"not dim {colour}")
-            legend.append("■ ", style=colour).append(f"{stage.replace('_', ' ')} {percent(share)}   ", style="dim")
+            legend.append("■ ", style=colour).append(f"{readable(stage)} {percent(share)}   ", style="dim")
         yield bar
         yield legend
 

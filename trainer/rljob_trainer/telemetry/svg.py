@@ -3,7 +3,7 @@
     chart = line_chart([Series("reward", steps, rewards, smoothing=10)], Axes(y_label="reward"), standalone=True)
     Path("reward.svg").write_text(chart)
 
-Colours are classes (``s0`` to ``s7``) that the surrounding page styles; ``standalone=True`` brings a style along that
+Colours are classes (``colours.py``) that the surrounding page styles; ``standalone=True`` brings a style along that
 follows the reader's light or dark theme. Everything that is text is escaped. The numbers behind are in ``scales.py``.
 """
 
@@ -14,19 +14,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from rljob_trainer.telemetry.colours import CURVES, theme
 from rljob_trainer.telemetry.scales import nice_ticks, smooth, thin, tick_label, value_range
 
-COLOURS = 8
-GREY = 5  # for what is left over
 _MOST_POINTS = 400
 _MOST_STACKED_POINTS = 150
 _LETTER = 6.7  # mean width of a letter of 12 px in a system font; generous
-
-LIGHT = """--ink: #1d2430; --soft: #667085; --line: #e3e7ee; --s0: #2f6fdb; --s1: #d9730d; --s2: #0f8f66;
-  --s3: #8a4fd0; --s4: #cf3f53; --s5: #8491a5; --s6: #1495a6; --s7: #a68a00;"""
-DARK = """--ink: #e6e9ef; --soft: #98a2b3; --line: #2a313d; --s0: #79a8ff; --s1: #f2a65a; --s2: #56c79c;
-  --s3: #bd98f5; --s4: #f48493; --s5: #7f8da1; --s6: #4fc3d3; --s7: #d9bf4b;"""
-"""The colours of both themes as CSS variables."""
 
 RULES = """
 svg.chart text { font: 12px system-ui, sans-serif; font-variant-numeric: tabular-nums; fill: var(--soft); }
@@ -35,20 +28,16 @@ svg.chart .grid { stroke: var(--line); stroke-width: 1; }
 svg.chart .curve { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 svg.chart .raw { fill: none; stroke-width: 1; opacity: .35; }
 svg.chart .dashed { stroke-dasharray: 5 4; }
-svg.chart .area { opacity: .85; }
-""" + "".join(
-    f"svg.chart .stroke.s{i} {{ stroke: var(--s{i}); }} svg.chart .fill.s{i} {{ fill: var(--s{i}); }}\n"
-    for i in range(COLOURS)
-)
+svg.chart .stroke { stroke: var(--c); }
+svg.chart .fill { fill: var(--c); }
+"""
 """How a chart looks, given the colours: for the page around it."""
-
-_STANDALONE = f"svg.chart {{ {LIGHT} }} @media (prefers-color-scheme: dark) {{ svg.chart {{ {DARK} }} }}{RULES}"
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
     """A curve. ``y`` may hold None or NaN: a gap. ``smoothing`` is the span of a centred mean in points, drawn
-    over the raw curve; 0 draws the raw curve alone. ``colour`` picks one of the eight; default: by position."""
+    over the raw curve; 0 draws the raw curve alone. ``colour`` is a class of ``colours.py``; default: by position."""
 
     name: str
     x: Sequence[float]
@@ -56,7 +45,7 @@ class Series:
     smoothing: int = 0
     markers: bool = False
     dashed: bool = False
-    colour: int | None = None
+    colour: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +119,7 @@ def _prepared(series: Sequence[Series], most: int) -> list[Series]:
     for index, entry in enumerate(series):
         x, y = thin(entry.x, entry.y, most)
         span = round(entry.smoothing * len(x) / len(entry.x)) if len(entry.x) else 0
-        colour = (index if entry.colour is None else entry.colour) % COLOURS
+        colour = entry.colour or f"s{index % len(CURVES)}"
         prepared.append(replace(entry, x=x, y=y, smoothing=span, colour=colour))
     return prepared
 
@@ -151,7 +140,8 @@ class _Chart:
         """``beside``: room that is left on both sides of the data."""
         self._series, self._axes, self._title = series, axes, title
         self._width, self._height = width, height
-        self._legend = list(_rows_of_names(series, width)) if len(series) > 1 else []
+        names = [(entry.name, entry.colour) for entry in series] if len(series) > 1 else []
+        self._legend, rows = legend(names, width, top=20.0 + (22 if title else 0))
         self._low, self._high = y_range
         ticks = nice_ticks(*y_range)
         self._y_step = ticks[1] - ticks[0]
@@ -162,7 +152,7 @@ class _Chart:
         self._whole = all(x == int(x) for x in xs)
         widest = max(len(self._y_label(tick)) for tick in self._y_ticks)
         self._left = 14 + _LETTER * widest
-        self._top = 12 + (22 if title else 0) + 18 * len(self._legend) + (20 if axes.y_label else 0)
+        self._top = 12 + (22 if title else 0) + 18 * rows + (20 if axes.y_label else 0)
         self._right, self._bottom = width - 14.0, height - 38.0
 
     def x(self, value: float) -> float:
@@ -180,15 +170,15 @@ class _Chart:
         """The elements of one curve: the raw one faintly, the smoothed one over it, markers where asked for."""
         y = series.y
         if series.smoothing > 1:
-            yield f'<path class="raw stroke s{series.colour}" d="{self._path(series.x, y)}"/>'
+            yield f'<path class="raw stroke {series.colour}" d="{self._path(series.x, y)}"/>'
             # An outlier beyond the range must not drag the mean along with it.
             y = smooth([v if v is None else min(max(v, self._low), self._high) for v in y], series.smoothing)
         dashed = " dashed" if series.dashed else ""
-        yield f'<path class="curve stroke s{series.colour}{dashed}" d="{self._path(series.x, y)}"/>'
+        yield f'<path class="curve stroke {series.colour}{dashed}" d="{self._path(series.x, y)}"/>'
         points = [(px, py) for px, py in zip(series.x, y, strict=True) if py is not None]
         if series.markers or len(points) == 1:
             for px, py in points:
-                yield f'<circle class="fill s{series.colour}" cx="{_n(self.x(px))}" cy="{_n(self.y(py))}" r="3"/>'
+                yield f'<circle class="fill {series.colour}" cx="{_n(self.x(px))}" cy="{_n(self.y(py))}" r="3"/>'
 
     def _path(self, x: Sequence[float], y: Sequence[float | None]) -> str:
         pieces, pen_down = [], False
@@ -204,7 +194,7 @@ class _Chart:
             return ""
         there = [f"{_n(self.x(px))} {_n(self.y(py))}" for px, py in zip(series.x, top, strict=True)]
         back = [f"{_n(self.x(px))} {_n(self.y(py))}" for px, py in zip(series.x, floor, strict=True)]
-        return f'<path class="area fill s{series.colour}" d="M{"L".join([*there, *reversed(back)])}Z"/>'
+        return f'<path class="fill {series.colour}" d="M{"L".join([*there, *reversed(back)])}Z"/>'
 
     def bars(self, series: Series, place: int, of: int) -> Iterator[str]:
         """The bars of one series, the ``place``-th of so many at each x."""
@@ -213,7 +203,7 @@ class _Chart:
             if py:
                 left, right = self.x(px - 0.4 + place * share), self.x(px - 0.4 + (place + 1) * share)
                 box = f'x="{_n(left)}" y="{_n(self.y(py))}" width="{_n(right - left)}"'
-                yield f'<rect class="fill s{series.colour}" {box} height="{_n(self._bottom - self.y(py))}"/>'
+                yield f'<rect class="fill {series.colour}" {box} height="{_n(self._bottom - self.y(py))}"/>'
 
     def document(self, body: Sequence[str], standalone: bool) -> str:
         """The whole element around what was drawn."""
@@ -221,20 +211,17 @@ class _Chart:
         attributes = f'viewBox="0 0 {self._width} {self._height}" role="img" aria-label="{html.escape(label)}"'
         if standalone:
             attributes += f' xmlns="http://www.w3.org/2000/svg" width="{self._width}" height="{self._height}"'
-        parts = [f"<style>{_STANDALONE}</style>"] if standalone else []
+        parts = [self._style()] if standalone else []
         if self._title:
             parts.append(_text(8, 21, self._title, kind="title"))
-        parts += [*self._legend_items(), *self._grid(), *body]
+        parts += [*self._legend, *self._grid(), *body]
         if not any(entry.x for entry in self._series):
             parts.append(_text(self._width / 2, self._height / 2, "no data", "middle"))
         return f'<svg class="chart" {attributes} data-chart="{html.escape(self._data())}">{"".join(parts)}</svg>'
 
-    def _legend_items(self) -> Iterator[str]:
-        for row, entries in enumerate(self._legend):
-            y = 20.0 + (22 if self._title else 0) + 18 * row
-            for x, entry in entries:
-                yield f'<rect class="fill s{entry.colour}" x="{_n(x)}" y="{_n(y - 6)}" width="12" height="4" rx="2"/>'
-                yield _text(x + 17, y, entry.name)
+    def _style(self) -> str:
+        colours = theme("svg.chart", (entry.colour for entry in self._series))
+        return f"<style>{colours}\nsvg.chart {{ background: var(--card); }}{RULES}</style>"
 
     def _grid(self) -> Iterator[str]:
         for tick in self._y_ticks:
@@ -271,18 +258,19 @@ class _Chart:
         return json.dumps(document, separators=(",", ":"))
 
 
-def _rows_of_names(series: Sequence[Series], width: int) -> Iterator[list[tuple[float, Series]]]:
-    """The legend: places of the names, in as many rows as the width asks for."""
-    row: list[tuple[float, Series]] = []
-    x = 8.0
-    for entry in series:
-        needed = 17 + _LETTER * len(entry.name) + 20
-        if row and x + needed > width:
-            yield row
-            row, x = [], 8.0
-        row.append((x, entry))
+def legend(names: Sequence[tuple[str, str]], width: int, top: float) -> tuple[list[str], int]:
+    """The elements of a legend, names with the classes of their colours, in as many rows as ``width`` asks for, and the
+    number of rows. They are 18 apart; the first line of text stands on ``top``."""
+    parts, row, x = [], 0, 8.0
+    for name, colour in names:
+        needed = 17 + _LETTER * len(name) + 20
+        if x > 8 and x + needed > width:
+            row, x = row + 1, 8.0
+        y = top + 18 * row
+        parts.append(f'<rect class="fill {colour}" x="{_n(x)}" y="{_n(y - 6)}" width="12" height="4" rx="2"/>')
+        parts.append(_text(x + 17, y, name))
         x += needed
-    yield row
+    return parts, row + 1 if names else 0
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rljob_trainer.telemetry.catalogue import NESTED_STAGES, OUTSIDE_STEPS, STAGES
-from rljob_trainer.telemetry.figures import number, percent
+from rljob_trainer.telemetry.colours import stage_class
+from rljob_trainer.telemetry.figures import number, percent, readable
 from rljob_trainer.telemetry.report.markup import Markup, tag
 from rljob_trainer.telemetry.report.record import RunRecord
-from rljob_trainer.telemetry.svg import COLOURS, GREY, Axes, Series, bar_chart, line_chart, stacked_chart
+from rljob_trainer.telemetry.svg import Axes, Series, bar_chart, line_chart, stacked_chart
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,28 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
+class Card:
+    """A figure: title, latest value, caption, chart."""
+
+    title: str
+    caption: str
+    latest: str
+    chart: Callable[..., str]
+    """Draws it, by default as wide as a column."""
+
+    def markup(self, *, wide: bool = False) -> Markup:
+        """``wide``: over the whole width of the page, as high as the others."""
+        heading = tag("figcaption", tag("b", self.title), tag("output", self.latest), tag("small", self.caption))
+        chart = self.chart(width=_WIDE) if wide else self.chart()
+        return tag("figure", heading, Markup(chart), class_=wide and "wide")
+
+
+_WIDE = 964  # at the scale of two columns
+
+
+@dataclass(frozen=True, slots=True)
 class Plot:
-    """A card with a chart. Curves that the run does not have, or that are zero all along, are left out, and so is a
+    """What a card shows. Curves that the run does not have, or that are zero all along, are left out, and so is a
     plot without any; ``even_if_zero`` keeps one that is news even then."""
 
     title: str
@@ -46,11 +68,11 @@ LEARNING = (
     ),
     Plot("Entropy", "of the policy, nats per token", (Curve("actor/entropy", "entropy"),), from_zero=True),
     Plot(
-        "Groups and ends",
-        "groups whose samples all score the same provide no signal",
+        "Groups without signal, truncated responses",
+        "all samples of a group score the same: no advantage, no gradient",
         (
             Curve("reward/no_signal_ratio", "groups without signal"),
-            Curve("response/length/clip_ratio", "responses cut at the limit"),
+            Curve("response/length/clip_ratio", "truncated responses"),
         ),
         percent=True,
         from_zero=True,
@@ -90,14 +112,14 @@ STABILITY = (
     ),
     Plot("Value loss", "of the critic", (Curve("critic/value_loss", "critic"),), from_zero=True),
     Plot(
-        "Trainer against engine",
-        "mean difference of their log-probs for the same tokens, nats",
+        "Rollout-trainer mismatch",
+        "mean absolute difference of the log-probs of the same tokens, nats",
         (Curve("mismatch/log_prob/mean", "mean"),),
         from_zero=True,
     ),
     Plot(
-        "Age",
-        "policy versions between sampling and training",
+        "Staleness",
+        "age of the tokens: policy versions between sampling and training",
         (Curve("age/mean", "mean"), Curve("age/max", "oldest")),
         from_zero=True,
     ),
@@ -134,12 +156,12 @@ SPEED = (
 _VALIDATION_MEAN = re.compile(r"validation/([^/]+)/(mean@\d+|maj@\d+/mean|best@\d+/mean)")
 
 
-def cards(run: RunRecord, plots: Sequence[Plot]) -> list[Markup]:
+def cards(run: RunRecord, plots: Sequence[Plot]) -> list[Card]:
     """The plots that this run has data for."""
     return [card for card in (_card(run, plot) for plot in plots) if card is not None]
 
 
-def _card(run: RunRecord, plot: Plot) -> Markup | None:
+def _card(run: RunRecord, plot: Plot) -> Card | None:
     worth_showing = run.has if plot.even_if_zero else (lambda metric: any(run.values(metric)))
     curves = [curve for curve in plot.curves if worth_showing(curve.metric)]
     if not curves:
@@ -151,10 +173,11 @@ def _card(run: RunRecord, plot: Plot) -> Markup | None:
     ]
     axes = Axes(percent=plot.percent, from_zero=plot.from_zero)
     last = run.values(curves[0].metric)[-1]
-    return figure(plot.title, plot.caption, (percent if plot.percent else number)(last), line_chart(series, axes))
+    shown = (percent if plot.percent else number)(last)
+    return Card(plot.title, plot.caption, shown, partial(line_chart, series, axes))
 
 
-def validation_card(run: RunRecord) -> Markup | None:
+def validation_card(run: RunRecord) -> Card | None:
     """The held-out sets: one curve per data source and measure, points where it was measured."""
     found = sorted(name for name in run.names() if _VALIDATION_MEAN.fullmatch(name) and run.has(name))
     names = _most_telling(found)
@@ -162,14 +185,12 @@ def validation_card(run: RunRecord) -> Markup | None:
         return None
     sources = {_parts(name)[0] for name in names}
     series = []
-    for index, name in enumerate(names):
+    for name in names:
         source, measure = _parts(name)
         label = measure if len(sources) == 1 else f"{source} {measure}"
-        series.append(
-            Series(label, *run.column(name), markers=True, dashed=not measure.startswith("mean"), colour=index)
-        )
+        series.append(Series(label, *run.column(name), markers=True, dashed=not measure.startswith("mean")))
     caption = f"data source {next(iter(sources))}" if len(sources) == 1 else "by data source"
-    return figure("Validation", caption, number(run.values(names[0])[-1]), line_chart(series, Axes()))
+    return Card("Validation", caption, number(run.values(names[0])[-1]), partial(line_chart, series))
 
 
 def _parts(name: str) -> tuple[str, str]:
@@ -234,27 +255,20 @@ def _seconds(record: Mapping[str, Any], stage: str) -> float:
     return float(record.get(f"timing/{stage}_seconds") or 0.0)
 
 
-def stage_colours(run: RunRecord) -> dict[str, int]:
-    """A colour for every stage, the same in all pictures of a run: grey for ``other``, the largest stages first."""
-    free = [colour for colour in range(COLOURS) if colour != GREY]
-    named = [stage for stage in dict.fromkeys([*stage_seconds(run).seconds, *STAGES]) if stage != "other"]
-    return {stage: free[i % len(free)] for i, stage in enumerate(named)} | {"other": GREY}
-
-
-def stage_card(run: RunRecord) -> Markup | None:
+def stage_card(run: RunRecord) -> Card | None:
     """Seconds of each step, stage upon stage."""
     timed = stage_seconds(run)
     if not timed.seconds:
         return None
-    colours = stage_colours(run)
     layers = [
-        Series(readable(stage), timed.steps, values, colour=colours[stage]) for stage, values in timed.seconds.items()
+        Series(readable(stage), timed.steps, values, colour=stage_class(stage))
+        for stage, values in timed.seconds.items()
     ]
     mean = sum(timed.totals.values()) / len(timed.steps)
-    return figure("Stages of a step", "seconds", f"{number(mean)} s", stacked_chart(layers))
+    return Card("Step time by stage", "seconds", f"{number(mean)} s", partial(stacked_chart, layers))
 
 
-def age_card(run: RunRecord) -> Markup | None:
+def age_card(run: RunRecord) -> Card | None:
     """How often each age occurred in the run: of groups by their oldest token, and of tokens. Where everything was
     trained in the version that made it there is nothing to see."""
     ages = None if run.summary is None else run.summary.ages
@@ -267,14 +281,5 @@ def age_card(run: RunRecord) -> Markup | None:
     ]
     mean = sum(age * count for age, count in ages.oldest.items()) / sum(ages.oldest.values())
     axes = Axes(x_label="age in versions", percent=True)
-    return figure("Ages over the whole run", "share of trained data", f"mean {number(mean)}", bar_chart(series, axes))
-
-
-def readable(stage: str) -> str:
-    return stage.replace("_", " ").replace("log probs", "log-probs")
-
-
-def figure(title: str, caption: str, latest: str, chart: str) -> Markup:
-    """A card: title, latest value, caption, chart."""
-    heading = tag("figcaption", tag("b", title), tag("output", latest), tag("small", caption))
-    return tag("figure", heading, Markup(chart))
+    chart = partial(bar_chart, series, axes)
+    return Card("Staleness over the whole run", "share of the trained data by age", f"mean {number(mean)}", chart)

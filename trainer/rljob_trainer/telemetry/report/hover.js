@@ -18,7 +18,7 @@ for (const svg of document.querySelectorAll("svg.chart[data-chart]")) {
     const element = document.createElement("div");
     const label = document.createElement("span");
     if (colour !== undefined) {
-      label.append(Object.assign(document.createElement("i"), { className: `dot c${colour}` }));
+      label.append(Object.assign(document.createElement("i"), { className: `dot ${colour}` }));
     }
     label.append(name);
     element.append(label, Object.assign(document.createElement("b"), { textContent: value }));

@@ -11,16 +11,19 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from rljob_trainer.telemetry.catalogue import STAGES
-from rljob_trainer.telemetry.figures import duration, number, percent
+from rljob_trainer.telemetry.colours import stage_class, theme
+from rljob_trainer.telemetry.figures import duration, number, percent, readable
 from rljob_trainer.telemetry.gantt import gantt_chart
 from rljob_trainer.telemetry.report import charts
+from rljob_trainer.telemetry.report.charts import Card
 from rljob_trainer.telemetry.report.markup import Markup, join, tag
 from rljob_trainer.telemetry.report.record import RunRecord
 from rljob_trainer.telemetry.run_folder import SampleRow
 from rljob_trainer.telemetry.summary import ValidationResult
-from rljob_trainer.telemetry.svg import DARK, LIGHT, RULES
+from rljob_trainer.telemetry.svg import RULES
 
 _MOST_SAMPLES = 12
+_UNFOLDED_SAMPLES = 3
 _MOST_CHARACTERS = 4000
 
 
@@ -42,8 +45,7 @@ def page(run: RunRecord) -> str:
 
 
 def _style() -> str:
-    colours = f":root {{ {LIGHT} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}\n"
-    return colours + _asset("style.css") + RULES
+    return f"{theme(':root')}\n{_asset('style.css')}{RULES}"
 
 
 @functools.cache
@@ -73,8 +75,11 @@ def _section(title: str, content: Markup | None) -> Markup | None:
     return tag("section", tag("h2", title), content) if content else None
 
 
-def _grid(cards: Sequence[Markup]) -> Markup | None:
-    return tag("div", *cards, class_="grid") if cards else None
+def _grid(cards: Sequence[Card]) -> Markup | None:
+    """Cards in two columns. Of an odd number the first, the one that says most, takes a row."""
+    odd = len(cards) % 2 == 1
+    drawn = [card.markup(wide=odd and place == 0) for place, card in enumerate(cards)]
+    return tag("div", *drawn, class_="grid") if cards else None
 
 
 def _header(run: RunRecord) -> Markup:
@@ -150,7 +155,7 @@ def _tile_list(run: RunRecord) -> Iterator[Markup]:
     yield _tile("steps", f"{run.last_step:,}", ", ".join(filter(None, (total, version))))
     if run.summary:
         seconds = run.summary.seconds
-        yield _tile("duration", duration(seconds), f"{duration(seconds / max(1, run.summary.steps))} per step in total")
+        yield _tile("wall-clock time", duration(seconds), f"{duration(seconds / max(1, run.summary.steps))} per step")
         tokens = run.summary.prompt_tokens + run.summary.response_tokens
         yield _tile("tokens", number(tokens), f"{number(run.summary.response_tokens)} generated")
         yield _tile("samples", number(run.summary.samples), "trained on")
@@ -173,12 +178,11 @@ def _where_time_went(run: RunRecord) -> Markup | None:
     whole = sum(value for _, value in ranked)
     if not whole:
         return None
-    colours = charts.stage_colours(run)
-    bar = tag("div", *(_bar_piece(stage, value / whole, colours[stage]) for stage, value in ranked), class_="bar")
+    bar = tag("div", *(_bar_piece(stage, value / whole) for stage, value in ranked), class_="bar")
     rows = [
         tag(
             "tr",
-            tag("td", tag("i", class_=f"dot c{colours[stage]}"), charts.readable(stage)),
+            tag("td", tag("i", class_=f"dot {stage_class(stage)}"), readable(stage)),
             tag("td", duration(value)),
             tag("td", percent(value / whole)),
             tag("td", STAGES.get(stage, "")),
@@ -190,16 +194,17 @@ def _where_time_went(run: RunRecord) -> Markup | None:
     )
 
 
-def _bar_piece(stage: str, share: float, colour: int) -> Markup:
-    label = charts.readable(stage) if share > 0.09 else ""
-    return tag("span", label, class_=f"c{colour}", style=f"flex-grow:{share:.4f}", title=f"{stage} {percent(share)}")
+def _bar_piece(stage: str, share: float) -> Markup:
+    name = readable(stage)
+    about = {"style": f"flex-grow:{share:.4f}", "title": f"{name} {percent(share)}"}
+    return tag("span", name if share > 0.09 else "", class_=stage_class(stage), **about)
 
 
 def _timeline(run: RunRecord) -> Markup | None:
-    """The last steps, side by side; a run that was killed has left no timeline."""
+    """What ran at the same time in the last steps; a run that was killed has left no timeline."""
     if not run.timeline:
         return None
-    return _section("The last steps, side by side", tag("div", Markup(gantt_chart(run.timeline)), class_="card scroll"))
+    return _section("Timeline of the last steps", tag("div", Markup(gantt_chart(run.timeline)), class_="card scroll"))
 
 
 def _validation_table(run: RunRecord) -> Markup | None:
@@ -229,14 +234,21 @@ def _samples(run: RunRecord) -> Markup | None:
         return None
     if run.after is None:
         step, rows = run.before
-        return _section("Samples", join(*(_exchange(row, [(step, row)]) for row in rows[:_MOST_SAMPLES])))
+        return _section("Samples", _folded([_exchange(row, [(step, row)]) for row in rows[:_MOST_SAMPLES]]))
     (first, before), (last, after) = run.before, run.after
     pairs = pair_samples(before, after)
     if pairs:
         content = [_exchange(a, [(first, a), (last, b)]) for a, b in pairs[:_MOST_SAMPLES]]
     else:
-        content = [_exchange(row, [(step, row)]) for step, rows in (run.before, run.after) for row in rows[:4]]
-    return _section("Samples before and after", join(*content))
+        content = [_exchange(row, [(step, row)]) for step, rows in (run.after, run.before) for row in rows[:4]]
+    return _section("Samples before and after", _folded(content))
+
+
+def _folded(samples: Sequence[Markup]) -> Markup:
+    """The first samples; a click shows the others."""
+    shown, rest = samples[:_UNFOLDED_SAMPLES], samples[_UNFOLDED_SAMPLES:]
+    more = f"{len(rest)} more sample{'' if len(rest) == 1 else 's'}"
+    return join(*shown, tag("details", tag("summary", more), *rest) if rest else None)
 
 
 def pair_samples(before: Sequence[SampleRow], after: Sequence[SampleRow]) -> list[tuple[SampleRow, SampleRow]]:
@@ -301,7 +313,7 @@ def _job(run: RunRecord) -> Markup | None:
     if run.job_yaml is None:
         return None
     return _section(
-        "The job", tag("details", tag("summary", "job.yaml, resolved"), tag("pre", run.job_yaml), class_="card")
+        "The job", tag("details", tag("summary", "job.yaml, resolved"), tag("pre", run.job_yaml), class_="card job")
     )
 
 
