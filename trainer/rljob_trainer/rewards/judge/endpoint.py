@@ -25,7 +25,7 @@ from rljob_trainer.waits import NEVER, Clock
 if TYPE_CHECKING:
     from rljob_api.spec.judge import JudgeSpec
 
-_LARGEST = 8 << 20
+_LARGEST = 1 << 20
 """Bytes of an answer; what sends more is no judge."""
 _SHOWN = 300
 _LATER = frozenset({408, 409, 425, 429})
