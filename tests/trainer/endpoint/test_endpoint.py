@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import random
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import openai
@@ -407,6 +409,42 @@ async def test_the_answer_to_a_client_that_has_gone_is_the_episode_s(endpoint: E
     episode, _ = await played(agent, model, endpoint, log)
     assert episode.leaves[0].tokens.ids.tolist() == said("42")
     assert episode.returned == 1.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_leaves_no_traceback(
+    endpoint: Endpoint, log: EpisodeLog, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    """In the middle of its question, and while it is given the answer."""
+    model = Scripted("42" * 400)
+
+    async def agent(client: ClientSettings) -> float:
+        address = urlsplit(client.base_url)
+        body = json.dumps({**BODY, "stream": stream}).encode()
+        head = (
+            f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {client.api_key}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        for sent, answered in ((head + body[:10], False), (head + body, False), (head + body, True)):
+            before = len(model.seen)
+            model.gate.clear()
+            _, writer = await asyncio.open_connection(address.hostname, address.port)
+            writer.write(sent)
+            await writer.drain()
+            while sent.endswith(body) and len(model.seen) == before:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            if answered:
+                model.gate.set()
+            writer.transport.abort()
+            model.gate.set()
+            async with openai_of(client) as api:  # it has been heard of by then
+                await api.chat.completions.create(**BODY)  # type: ignore[call-overload]
+        return 1.0
+
+    with caplog.at_level(logging.WARNING):
+        episode, _ = await played(agent, model, endpoint, log)
+    assert episode.returned == 1.0
+    assert caplog.records == []
 
 
 async def test_an_episode_that_has_had_its_turns_says_so(endpoint: Endpoint, log: EpisodeLog) -> None:

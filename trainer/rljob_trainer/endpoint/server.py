@@ -48,6 +48,7 @@ _BACKLOG = 1024
 _ENDED = 16384
 """So many episodes that have ended are remembered, to say so to whoever still asks."""
 _NO_KEY = "none"
+_CLIENT_CLOSED_REQUEST = 499
 _DIALECTS: Sequence[Dialect] = (ChatCompletions(), Responses(), AnthropicMessages())
 _OF_STREAMS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _log = logging.getLogger(f"{__name__}.http")
@@ -214,7 +215,8 @@ async def _telling(request: web.Request, handler: Handler) -> web.StreamResponse
         told = f"{request.method} {request.path}: {error.reason}"
         return web.json_response(RefusedError(told).body, status=error.status)
     except ConnectionError:
-        raise  # the client has gone: nobody is told
+        # The client has gone: nobody reads this, and aiohttp would log what is raised with a traceback.
+        return web.Response(status=_CLIENT_CLOSED_REQUEST)
     except Exception:  # noqa: BLE001  an agent is told in its own language, and the log has the rest
         _log.exception("a request of an agent failed")
         body = RefusedError("the endpoint failed; see the driver's log", kind="server_error").body
