@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from rljob_trainer.cli import main
 from rljob_trainer.errors import OutputError
-from rljob_trainer.record.output import OutputFolder
+from rljob_trainer.record.output import OutputFolder, is_held
 
 
 def names(folder: Path) -> list[str]:
@@ -77,3 +80,26 @@ def test_the_lock_is_its_owners_also_one_that_was_left_open_to_others(tmp_path: 
         (tmp_path / ".lock").chmod(left)
     with OutputFolder(tmp_path):
         assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_forked_child_that_outlives_the_run_does_not_keep_its_folder(tmp_path: Path) -> None:
+    text = """
+import os, sys, time
+import subprocess
+import sys
+from pathlib import Path
+from rljob_trainer.record.output import OutputFolder, is_held
+with OutputFolder(Path(sys.argv[1])):
+    child = os.fork()
+    if not child:
+        os.read(0, 1)  # until the test has ended
+        os._exit(0)
+    print(child, flush=True)
+    os._exit(0)
+"""
+    with subprocess.Popen([sys.executable, "-c", text, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        child = int(run.stdout.readline())
+        run.wait()
+        assert psutil.pid_exists(child)
+        assert is_held(tmp_path) is False

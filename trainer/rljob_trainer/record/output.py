@@ -97,6 +97,8 @@ class OutputFolder:
             raise OutputError(
                 f"another run is writing to {self.path}; wait for it, stop it, or pass another folder with --output"
             ) from None
+        # A child that the job's own code forks would keep the lock after the run has ended.
+        os.register_at_fork(after_in_child=self.close)
         return self
 
     def _refuse_files_of_others(self) -> None:
