@@ -103,3 +103,18 @@ with OutputFolder(Path(sys.argv[1])):
         run.wait()
         assert psutil.pid_exists(child)
         assert is_held(tmp_path) is False
+
+
+def test_a_run_whose_descriptors_are_closed_by_code_of_the_job_ends(tmp_path: Path) -> None:
+    text = """
+import os, sys, threading
+from pathlib import Path
+from rljob_trainer.record.output import OutputFolder
+with OutputFolder(Path(sys.argv[1])):
+    os.closerange(3, 1000)
+    threading.Event().wait()
+"""
+    run = subprocess.run([sys.executable, "-c", text, tmp_path], capture_output=True, text=True)
+    assert run.returncode == 65
+    assert run.stderr.startswith("rljob: the files and sockets of this process were closed, by a reward function")
+    assert is_held(tmp_path) is False

@@ -18,11 +18,12 @@ import contextlib
 import fcntl
 import os
 import re
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
 
-from rljob_trainer.errors import OutputError
+from rljob_trainer.errors import DataError, OutputError
 from rljob_trainer.record import fence
 from rljob_trainer.telemetry import run_folder
 
@@ -31,6 +32,11 @@ START = "start"
 _LOCK = ".lock"
 _LOGS = "logs"
 _EARLIER = re.compile(r"earlier-([0-9]+)")
+_LOOKS_EVERY = 1.0
+_CLOSED = (
+    b"rljob: the files and sockets of this process were closed, by a reward function, a tool or an environment's\n"
+    b"program (os.close, os.closerange): the run cannot go on; let that code close only what it has opened\n"
+)
 _BEFORE_ANY_RUN = (_LOGS, "lost+found")
 """What may be in a folder in which no run has been yet: log lines on a cluster, and what a new disk comes with."""
 
@@ -72,6 +78,36 @@ def is_held(folder: Path) -> bool | None:
     return False
 
 
+class _LockWatch(threading.Thread):
+    """Ends the process when its lock is gone: the job's own code has closed descriptors that are not its own. Then
+    asyncio hears no signal, and Ray's threads fill the disk with what they say of it."""
+
+    def __init__(self, lock: int) -> None:
+        super().__init__(name="lock of the output folder", daemon=True)
+        self._lock, self._errors = (lock, _file_of(lock)), (2, _file_of(2))
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(_LOOKS_EVERY):
+            if _file_of(self._lock[0]) != self._lock[1]:
+                if _file_of(2) == self._errors[1]:
+                    os.write(2, _CLOSED)
+                os._exit(DataError.exit_code)
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """Which file is open there; None: none is."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 class OutputFolder:
     """``with OutputFolder(path) as output``: made when missing, locked, unlocked at the end.
 
@@ -81,6 +117,7 @@ class OutputFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._lock: int | None = None
+        self._watch: _LockWatch | None = None
 
     def __enter__(self) -> OutputFolder:
         if self.path.exists() and not self.path.is_dir():
@@ -98,7 +135,9 @@ class OutputFolder:
                 f"another run is writing to {self.path}; wait for it, stop it, or pass another folder with --output"
             ) from None
         # A child that the job's own code forks would keep the lock after the run has ended.
-        os.register_at_fork(after_in_child=self.close)
+        os.register_at_fork(after_in_child=self._let_go)
+        self._watch = _LockWatch(self._lock)
+        self._watch.start()
         return self
 
     def _refuse_files_of_others(self) -> None:
@@ -118,6 +157,12 @@ class OutputFolder:
 
     def close(self) -> None:
         """Unlocks it."""
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
