@@ -17,6 +17,7 @@ from typing import Protocol, TextIO, cast
 
 from rljob_api.violations import JobInvalid
 from rljob_trainer.errors import NO_ROOM, JobFileError, RLJobError, exit_code_of, lacks_room
+from rljob_trainer.secret_values import masked
 
 VERBS = {
     "run": ("rljob_trainer.commands.run", "train a job on this machine"),
@@ -103,10 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a reader that has gone is an error like others
         return code
     except RLJobError as error:
-        print(f"rljob {verb}: {error}", file=sys.stderr)
+        print(f"rljob {verb}: {masked(str(error))}", file=sys.stderr)
         return exit_code_of(error)
     except JobInvalid as error:
-        print(f"rljob {verb}: the job file is invalid:\n{error}", file=sys.stderr)
+        print(f"rljob {verb}: the job file is invalid:\n{masked(str(error))}", file=sys.stderr)
         return JobFileError.exit_code
     except ModuleNotFoundError as error:
         return _lacking(verb, error)

@@ -54,17 +54,19 @@ def run(args: argparse.Namespace) -> int:
         from rljob_trainer.control.http import Listening, read_token
         from rljob_trainer.driver.run import run_job
         from rljob_trainer.errors import RLJobError
+        from rljob_trainer.secret_values import know, masked
         from rljob_trainer.telemetry.logs import logs_shown
         from rljob_trainer.telemetry.plain import PlainView
 
         try:
             listening = Listening(args.port, args.host, read_token(args.token_file), farewell=FAREWELL_SECONDS)
             job = mounted_job(args.file, args.generation, args.storage)
+            know([job.spec.head.pod])
             options = options_of(job, args, listening)
             stream.also(options.output / "logs" / f"attempt-{args.attempt}.log")
             with PlainView(cast(TextIO, stream)) as view, logs_shown(view, job.spec.logging.level):
                 return asyncio.run(run_job(job, options, view)).exit_code
         except (RLJobError, JobInvalid) as error:
             # The command line says it on standard error, which a Ray job keeps to itself.
-            stream.only_mirror(f"rljob drive: {error}\n")
+            stream.only_mirror(masked(f"rljob drive: {error}\n"))
             raise

@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from rljob_trainer.secret_values import masked
 from rljob_trainer.telemetry.colours import CLASSES, stage_class
 from rljob_trainer.telemetry.figures import duration, number, percent, readable
 from rljob_trainer.telemetry.textplot import braille, spark
@@ -99,7 +100,7 @@ class LiveView:
         self._painter.changed()
 
     def message(self, text: str) -> None:
-        line = Text(time.strftime("%H:%M:%S "), style="dim").append(text, style="not dim")
+        line = Text(time.strftime("%H:%M:%S "), style="dim").append(masked(text), style="not dim")
         self._console.print(line)
 
     def show(self, now: Present) -> None:

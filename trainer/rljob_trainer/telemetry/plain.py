@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TextIO
 
+from rljob_trainer.secret_values import masked
 from rljob_trainer.telemetry.figures import clock, number, percent
 from rljob_trainer.telemetry.view import JobSummary, Pace, Present, ShownStep, validation_score
 
@@ -83,7 +84,7 @@ class PlainView:
 
     def _print(self, line: str) -> None:
         self._quiet_since = self._clock()
-        print(line, file=self._stream, flush=True)
+        print(masked(line), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Nothing to restore."""

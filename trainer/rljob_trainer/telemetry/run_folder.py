@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import DataError, OutputError, lacks_room
+from rljob_trainer.secret_values import masked
 from rljob_trainer.texts import writable
 
 JOB = "job.yaml"
@@ -44,7 +45,7 @@ _STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 class SampleRow:
     """One generated sample as it is written for people to read: here, in trackers and in the report.
 
-    Lone surrogates, which none of them can hold, are escaped (``texts.writable``).
+    Keys and passwords are masked; lone surrogates, which none of them can hold, are escaped (``texts.writable``).
     """
 
     source: str
@@ -64,10 +65,10 @@ class SampleRow:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, str) and not value.isascii():
-                object.__setattr__(self, each.name, writable(value))
+            if isinstance(value, str):
+                object.__setattr__(self, each.name, masked(writable(value)))
         if self.turns:
-            turns = [{**turn, "text": writable(str(turn["text"]))} for turn in self.turns]
+            turns = [{**turn, "text": masked(writable(str(turn["text"])))} for turn in self.turns]
             object.__setattr__(self, "turns", turns)
 
     def to_json(self) -> str:
@@ -98,14 +99,14 @@ def writing(path: Path) -> Iterator[None]:
 def write_whole(path: Path, text: str) -> None:
     """Replaces ``path`` by ``text`` in one move: a reader sees the old file or the new one.
 
-    Lone surrogates are escaped. Raises ``OutputError``.
+    Keys and passwords are masked, lone surrogates are escaped. Raises ``OutputError``.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
+                file.write(masked(text))
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
