@@ -14,10 +14,29 @@ ANSWER_SECONDS = 5.0
 LONGEST_ESCAPE = len(r"\u0000")
 # Escape sequences first, as a whole; then what is left of control characters and invisible direction marks.
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+# What looks like a secret, in time linear in the text: a name with its value, a word that begins as keys do, a password
+# in an address. The driver has masked the values it knows; this is for what it cannot know.
 _SECRET = re.compile(
-    r"(?i)((?:api[-_]?key|token|secret|password|passwd|authorization|credential)[\"']?\s*[:=]\s*[\"']?(?:bearer\s+)?)"
-    r"([^\s\"',;]+)|\b(hf_|sk-|ghp_|AKIA|xox[bp]-)[A-Za-z0-9_\-]{8,}|(://[^/\s:@]+:)[^/\s@]+@"
+    r"""(?ix)
+    (?P<name>
+        (?<![\w-]) [\w-]*
+        (?: [_-]key(?:[_-]?id)? | (?-i:Key) | (?<![a-z])api-?key | token | secret | passw(?:or)?d | passphrase
+          | authorization | credentials? | signature | (?<![a-z])sig )
+        ["']? \s* [:=] \s*
+    )
+    (?: (?P<quote>["']) (?:(?!(?P=quote))(?:[^\\]|\\.))* | (?P<scheme>(?:bearer|basic)\s+)? [^\s"',;&]+ )
+    | (?P<bearer>\b(?:bearer|basic)\s+) [\w.~+/=-]{8,}
+    | \b (?P<prefix>
+        hf_ | sk- | gh[pousr]_ | github_pat_ | glpat- | nvapi- | gsk_ | xox[abeprs]-
+          | (?-i:AIza) | (?-i:AKIA) | (?-i:ASIA) | (?-i:eyJ) )
+      [\w.-]{8,}
+    | (?P<begin>-----BEGIN\ [A-Z ]*PRIVATE\ KEY-----) .*? (?: -----END\ [A-Z ]*KEY----- | \Z )
+    | (?P<address>://[^/\s:@]*:) [^/\s@]+ (?P<at>@)
+    """
 )
+
+
+_KEPT = ("name", "quote", "scheme", "bearer", "prefix", "begin", "address")
 
 
 class AnswerError(Exception):
@@ -124,7 +143,11 @@ def masked(text: str, secrets: Iterable[str] = ()) -> str:
     for secret in secrets:
         if secret:
             text = text.replace(secret, "***")
-    return _SECRET.sub(lambda found: f"{found[1] or found[3] or found[4] or ''}***{'@' if found[4] else ''}", text)
+    return _SECRET.sub(_without, text)
+
+
+def _without(found: re.Match[str]) -> str:
+    return "".join(found[group] or "" for group in _KEPT) + "***" + (found["at"] or "")
 
 
 def last_lines(text: str, count: int, longest: int, secrets: Iterable[str] = ()) -> tuple[str, ...]:

@@ -43,12 +43,45 @@ def test_control_characters_and_escapes_go() -> None:
         ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
         ("token hf_abcdefghijkl found", "token hf_*** found"),
         ("s3://user:pass@host/x", "s3://user:***@host/x"),
+        ("s3://:pass@host/x", "s3://:***@host/x"),
+        ("aws_secret_access_key = wJalr/K7MDENG+b", "aws_secret_access_key = ***"),
+        ("AWS_SECRET_ACCESS_KEY='wJa lr' AWS_REGION=eu", "AWS_SECRET_ACCESS_KEY='***' AWS_REGION=eu"),
+        ("AWS_ACCESS_KEY_ID: AKIAIOSFODNN7EXAMPLE", "AWS_ACCESS_KEY_ID: ***"),
+        ("JUDGE_KEY=abc, rest", "JUDGE_KEY=***, rest"),
+        ("{'apiKey': 'a b', 'model': 'm'}", "{'apiKey': '***', 'model': 'm'}"),
+        ('{"private_key": "-----BEGIN \\"x\\" KEY", "a": 1}', '{"private_key": "***", "a": 1}'),
+        ("password='a b' user=me", "password='***' user=me"),
+        ('passphrase="cut off', 'passphrase="***'),
+        ("dbPassword=x;y", "dbPassword=***;y"),
+        ("Bearer abcdefgh.ijkl failed", "Bearer *** failed"),
+        ("Proxy-Authorization: Basic dXNlcjpwYXNz", "Proxy-Authorization: Basic ***"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.dBjftJeZ4CVP", "eyJ***"),
+        ("github_pat_11ABCDEFG0_abcdef", "github_pat_***"),
+        ("gho_16C7e42F292c6912E7", "gho_***"),
+        ("glpat-abcdefghijklmnop", "glpat-***"),
+        ("nvapi-abcdefghijklmnop", "nvapi-***"),
+        ("gsk_abcdefghijklmnop", "gsk_***"),
+        ("AIzaSyabcdefghijklmnop", "AIza***"),
+        ("https://b.example/o?sv=1&sig=a%2Bb%3D&se=2", "https://b.example/o?sv=1&sig=***&se=2"),
+        ("X-Amz-Signature=abcdef&X-Amz-Date=1", "X-Amz-Signature=***&X-Amz-Date=1"),
+        (
+            "-----BEGIN RSA PRIVATE KEY----- MIIE abc -----END RSA PRIVATE KEY----- x",
+            "-----BEGIN RSA PRIVATE KEY-----*** x",
+        ),
         ("step 3 of 9", "step 3 of 9"),
+        ("maxPromptTokens = 1000, tokens: 12, keys: a", "maxPromptTokens = 1000, tokens: 12, keys: a"),
+        ("the design: monkey: 3, basic idea", "the design: monkey: 3, basic idea"),
         ("xx driver-token-value yy", "xx *** yy"),
     ],
 )
 def test_what_looks_like_a_secret_is_masked(line: str, shown: str) -> None:
     assert masked(line, ["driver-token-value"]) == shown
+
+
+@pytest.mark.parametrize("part", ["a", "token", "token ", "key=", "a_", "'", "://", "://a:", "Bearer ", "-----BEGIN "])
+def test_secrets_are_looked_for_in_time_linear_in_the_text(part: str) -> None:
+    """A search that is quadratic takes minutes for these."""
+    masked(part * (300_000 // len(part)))
 
 
 def test_only_the_last_lines_are_kept_and_cut() -> None:
