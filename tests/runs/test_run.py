@@ -587,11 +587,19 @@ def test_a_job_that_cannot_run_is_refused_before_anything_is_made(runner: Runner
     assert not (runner.folder / "output").exists()
 
 
-def test_a_reward_that_raises_ends_the_run_with_its_sample(runner: Runner) -> None:
-    (runner.folder / "my_rewards.py").write_text("def score(response, **_):\n    raise KeyError('no such thing')\n")
+def test_a_reward_that_raises_ends_the_run_with_its_sample_and_without_the_keys_that_it_names(runner: Runner) -> None:
+    (runner.folder / "my_rewards.py").write_text(
+        "import os\ndef score(response, **_):\n"
+        "    raise KeyError('no such thing', os.environ['AWS_SECRET_ACCESS_KEY'])\n"
+    )
+    key = "wJalrXUtnFEMI/K7MDENG"
     job = copy_job(reward={"functions": [{"type": "custom", "function": "my_rewards:score"}]})
     output = runner.folder / "output"
-    printed = runner.run("run", runner.write(job), "--output", output, expect=65)
+    environment = {"AWS_SECRET_ACCESS_KEY": key}
+    printed = runner.run("run", runner.write(job), "--output", output, expect=65, environment=environment)
     assert "my_rewards:score" in printed
     assert "no such thing" in printed
     assert json.loads((output / "summary.json").read_text())["outcome"] == "failed"
+    assert "'***'" in printed
+    assert key not in printed
+    assert [path for path in output.rglob("*") if path.is_file() and key.encode() in path.read_bytes()] == []
