@@ -22,6 +22,7 @@ _COMMENT = re.compile(r" *# -- (.+)")
 
 INSTALL = """```sh
 kubectl create namespace team-a
+kubectl label namespace team-a pod-security.kubernetes.io/enforce=restricted
 helm install rljob-operator charts/rljob-operator --namespace rljob --create-namespace --set 'watchNamespaces={team-a}'
 ```
 

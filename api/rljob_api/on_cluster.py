@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from rljob_api.locations import READ, STATE, locations
+from rljob_api.pod_policy import PodPolicy, disallowed
 from rljob_api.resolved import ResolvedJob
 from rljob_api.violations import Violation
 
@@ -35,6 +36,7 @@ def cluster_notes(job: ResolvedJob) -> Iterator[Violation]:
             f"set {_PLACES}",
         )
     yield from _pods_without_size(job)
+    yield from disallowed(job, PodPolicy())
 
 
 def _paths_of_one_machine(job: ResolvedJob) -> Iterator[Violation]:

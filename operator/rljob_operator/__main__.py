@@ -15,6 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from rljob_api.pod_policy import PodPolicy
 from rljob_operator import credentials
 from rljob_operator.head import DEFAULT_ADDRESS
 from rljob_operator.inventory import UnwatchedError
@@ -59,6 +60,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="extra ingress rule of the NetworkPolicy for training pods (repeatable)",
     )
+    options.add_argument(
+        "--pod-policy",
+        type=_pod_policy,
+        default=PodPolicy(),
+        metavar="JSON",
+        help="what pods of jobs may do to their nodes, as the chart's podPolicy (default: nothing of it)",
+    )
     options.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return options
 
@@ -68,6 +76,13 @@ def _ingress_rule(text: str) -> dict[str, Any]:
     if not isinstance(rule, dict):
         raise argparse.ArgumentTypeError(f"an ingress rule must be a JSON object, not {text[:80]}")
     return rule
+
+
+def _pod_policy(text: str) -> PodPolicy:
+    try:
+        return PodPolicy.model_validate_json(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"no pod policy: {error}") from None
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
@@ -90,6 +105,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
             network_policy=not arguments.no_network_policy,
             operator_namespace=arguments.operator_namespace,
             ingress=tuple(arguments.ingress_rule),
+            pod_policy=arguments.pod_policy,
             poll_seconds=arguments.poll_seconds,
             start_poll_seconds=min(Settings.start_poll_seconds, arguments.poll_seconds),
         ),

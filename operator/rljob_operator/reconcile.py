@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from rljob_api import pod_policy
 from rljob_operator import attempts, crash_loops, kuberay_limits, names, progress, refusals, storage
 from rljob_operator.actions import (
     ApplyConfigMap,
@@ -166,7 +167,8 @@ def _create(draft: Draft) -> None:
     job, incarnation = draft.job, draft.status.incarnation
     # Which key its tokens derive from makes no difference here.
     cluster = ray_cluster(draft.resolved, job.fingerprint, job.uid, job.generation, incarnation, "", draft.settings)
-    problems = [*storage.problems(draft.resolved), *kuberay_limits.problems(cluster)]
+    disallowed = map(str, pod_policy.disallowed(draft.resolved, draft.settings.pod_policy))
+    problems = [*storage.problems(draft.resolved), *disallowed, *kuberay_limits.problems(cluster)]
     if problems:
         draft.say(Type.ACCEPTED, False, Reason.INVALID_SPEC, "; ".join(problems))
         draft.say(Type.RUNNING, False, Reason.INVALID_SPEC, "; ".join(problems))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from rljob_api.pod_policy import PodPolicy
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Settings:
     """Training pods take connections from their own job and the operator only."""
     operator_namespace: str = "rljob"
     """Where the operator's pods are, for the network policy."""
+    pod_policy: PodPolicy = field(default_factory=PodPolicy)
+    """What pods of jobs may do to their nodes and to other tenants."""
     ingress: tuple[Mapping[str, Any], ...] = ()
     """Further ingress rules of the network policy, as Kubernetes writes them: a Prometheus, for example."""
 

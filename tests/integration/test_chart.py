@@ -213,6 +213,16 @@ def test_ingress_rules_reach_the_program_as_they_were_written(helm: Path) -> Non
     assert options_of(parser().parse_args(arguments)).settings.network_policy is False
 
 
+def test_the_pod_policy_reaches_the_program(helm: Path) -> None:
+    from rljob_api.pod_policy import PodPolicy
+    from rljob_operator.__main__ import options_of, parser
+
+    for values in ((), ("--set=podPolicy.hostPaths={/data}", "--set=podPolicy.privileged=true")):
+        arguments = one(render(helm, *values), "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+        allowed = PodPolicy(host_paths=("/data",), privileged=True) if values else PodPolicy()
+        assert options_of(parser().parse_args(arguments)).settings.pod_policy == allowed
+
+
 @pytest.mark.parametrize("name", sorted(snapshots.SETS))
 def test_the_chart_renders_what_is_committed(helm: Path, name: str) -> None:
     committed = snapshots.FOLDER / f"{name}.yaml"

@@ -16,13 +16,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ppo-gemma"
 def test_it_learns_to_repeat_two_digits(runner: Runner) -> None:
     assert main(["validate", str(EXAMPLE / "gemma-2-2b.yaml")]) == 0
     output = runner.folder / "output"
-    runner.run("run", EXAMPLE / "tiny.yaml", "--output", output, "--steps", "60")
+    runner.run("run", EXAMPLE / "tiny.yaml", "--output", output, "--steps", "80")
     records = metrics_of(output)
-    assert records[-1]["step"] == 60
-    # Chance: a tenth of the digits. Over eight seeds the sixtieth step has 0.65 to 0.92 of them, the eightieth 0.77 or
-    # more.
+    assert records[-1]["step"] == 80
+    # Chance: a tenth of the digits. An answer that does not end after its two digits has two thirds at most; of three
+    # seeds the eightieth step has 0.43, 0.55 and 0.78.
     assert records[1]["reward/mean"] < 0.2
-    assert sum(r["reward/mean"] for r in records[-5:]) / 5 >= 0.45
+    assert sum(r["reward/mean"] for r in records[-5:]) / 5 >= 0.3
     assert all("critic/loss" in r for r in records[1:])
     # What the engine says of its tokens is what the trainer says.
     assert max(r["mismatch/log_prob/max"] for r in records[1:]) < 1e-4

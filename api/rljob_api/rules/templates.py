@@ -3,7 +3,7 @@ of the job's cluster.
 
 The operator lays it over the pod that it makes: maps by key, containers, volumes and variables by name, mounts by path.
 So whatever these rules let through wins. Its volumes and mounts are judged in ``volumes``. What a pod may do to its
-node (hostPath, privileges, the user) is not judged here but by the pod security admission of the namespace.
+node (hostPath, privileges) is not judged here but in ``pod_policy``, since an installation may allow it.
 """
 
 from __future__ import annotations
