@@ -45,8 +45,13 @@ def too_late(draft: Draft, cluster: ClusterView | None) -> bool:
         ray = draft.observed.ray
         assert ray is not None
         if ray.job is not None and ray.job.over:
+            finished = attempts.has_finished(draft, cluster, ray.job)
+            if finished is None and draft.now < passed.at + passed.grace + STOP_PATIENCE:
+                # Its log, which would tell, cannot be read now.
+                draft.wake_in(draft.settings.start_poll_seconds)
+                return True
             message = attempts.note_end(draft, cluster, ray.job)
-            if ray.job.state == "SUCCEEDED":
+            if finished:
                 finish(draft, Type.SUCCEEDED, Reason.COMPLETED, message)
                 return True
         elif _winds_down(draft, cluster, passed):
