@@ -25,7 +25,7 @@ def attempt_failed(draft: Draft, reason: Reason, message: str, *, counts: bool) 
     last = draft.status.last
     assert last is not None, "only an attempt that was begun can fail"
     if counts:
-        draft.set(failures=_failures_before(draft) + 1)
+        draft.set(failures=failures_since_checkpoint(draft) + 1)
     draft.close_attempt(reason, message, counted=counts)
     limit = draft.resolved.spec.retry.limit
     if counts and draft.status.failures > limit:
@@ -35,8 +35,8 @@ def attempt_failed(draft: Draft, reason: Reason, message: str, *, counts: bool) 
     return True
 
 
-def _failures_before(draft: Draft) -> int:
-    """Failures since the newest checkpoint: a checkpoint written after the last counted failure wipes them out."""
+def failures_since_checkpoint(draft: Draft) -> int:
+    """Failures since the newest checkpoint: one that was written after the last counted failure wipes them out."""
     counted = [attempt for attempt in draft.status.attempts if attempt.counted]
     newest = draft.status.checkpoint
     if counted and counted[-1].checkpoint_step != (newest and newest.step):
