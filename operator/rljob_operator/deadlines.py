@@ -89,8 +89,7 @@ def _passed(draft: Draft) -> _Passed | None:
             grace = timedelta(seconds=draft.settings.suspend_grace_seconds)
             return _Passed(end, Reason.RUN_DEADLINE_EXCEEDED, f"after {deadlines.run_seconds} s", grace)
         draft.wake_at(end)
-    progress = draft.status.progress
-    if (progress is None or progress.step == 0) and not draft.resolved.spec.suspend:
+    if not _has_trained(draft) and not draft.resolved.spec.suspend:
         end = start + timedelta(seconds=deadlines.start_seconds)
         if draft.now >= end:
             ready = draft.job.status.by_type.get(Type.CLUSTER_READY.title)
@@ -102,6 +101,12 @@ def _passed(draft: Draft) -> _Passed | None:
             return _Passed(end, Reason.START_DEADLINE_EXCEEDED, message, timedelta())
         draft.wake_at(end)
     return None
+
+
+def _has_trained(draft: Draft) -> bool:
+    """Whether any attempt has done a step. One that begins anew is at step 0 again; that samples had an age stays."""
+    progress = draft.status.progress
+    return (progress is not None and progress.step > 0) or Type.WEIGHTS_FRESH.title in draft.status.by_type
 
 
 def _runs(draft: Draft, cluster: ClusterView) -> bool:
