@@ -135,6 +135,12 @@ class ProgressStatus(StatusModel):
             judges_ready=None if driver.pools.judge is None else driver.pools.judge.ready,
         )
 
+    def without_driver(self) -> Self:
+        """What stays of it when the driver that said it is gone: nothing of what only a driver at work has."""
+        return self.changed(
+            waiting_for=None, eta=None, engines_ready=None, ranks_ready=None, scorers_ready=None, judges_ready=None
+        )
+
 
 def _figure(value: float | None) -> float | None:
     return None if value is None else _rounded(value)

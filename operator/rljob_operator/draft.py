@@ -155,8 +155,10 @@ class Draft:
         last = self.status.last
         if last is None or last.ended is not None:
             return
-        newest = self.status.checkpoint
+        newest, progress = self.status.checkpoint, self.status.progress
         text = message or reason.meaning
+        if progress is not None:
+            self.set(progress=progress.without_driver())
         self.change_last_attempt(
             lambda attempt: attempt.changed(
                 ended=self.now,
