@@ -53,7 +53,7 @@ class Attempt(StatusModel):
     ended: Instant | None = Field(default=None, alias="endTime", description="When it ended.")
     reason: Name = Field(default="", exclude_if=_nothing, description="How it ended, in one word.")
     message: Annotated[str, Field(max_length=4096)] = Field(
-        default="", exclude_if=_nothing, description="How it ended; while running, which pods crashed."
+        default="", exclude_if=_nothing, description="How it ended; while running, which pods were lost."
     )
     exit_code: Annotated[int, Field(ge=-255, le=255)] | None = Field(
         default=None, description="The driver's exit code."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from rljob_api.cluster import DRIVE_FINISHED, DRIVE_SAYS
+from rljob_api.cluster import DRIVE_FINISHED, DRIVE_SAYS, PERHAPS_MEMORY
 from rljob_api.status import DriverStatus
 from rljob_operator import names, no_space, progress
 from rljob_operator.actions import BeginAttempt, KeepSurroundings, StopDriver, SubmitDriver, TellDriver
@@ -17,8 +17,9 @@ from rljob_operator.endings import (
     finish,
     mark_disruptions,
     new_incarnation,
-    note_crashes,
+    note_losses,
     pause_of,
+    taken_away,
 )
 from rljob_operator.observed import ClusterView, PodView, RayJobView, RayView
 from rljob_operator.readiness import Readiness
@@ -65,7 +66,7 @@ def head_lost(draft: Draft, cluster: ClusterView) -> bool:
     crashed = head is not None and head.ended and not head.disrupted
     why = "the head pod was lost"
     if head is not None:
-        why = f"the head pod {head.name} {head.message or 'ended' if head.ended else 'is being deleted'}"
+        why = f"the head pod {head.name} {taken_away(head) or head.message or 'ended'}"
     last = draft.status.last
     if (
         crashed
@@ -196,7 +197,7 @@ def _watch(draft: Draft, cluster: ClusterView) -> None:
     ray = draft.observed.ray
     pods = draft.observed.pods_of(cluster.name)
     mark_disruptions(draft, pods)
-    note_crashes(draft, pods)
+    note_losses(draft, cluster, pods)
     if ray is None or not ray.reachable:
         _unreachable(draft, cluster, ray)
         return
@@ -381,7 +382,7 @@ def _failed(draft: Draft, message: str) -> None:
     assert last is not None
     if last.message:
         # What the driver says of an actor that is gone doesn't tell what became of the container.
-        message = f"{message}; {last.message}"
+        message = f"{message.replace(PERHAPS_MEMORY, '')}; {last.message}"
     stalled = draft.job.status.has(Type.PROGRESSING, Reason.STALLED)
     reason = Reason.STALLED if stalled else Reason.DRIVER_FAILED
     if attempt_failed(draft, reason, message, counts=not last.disrupted):

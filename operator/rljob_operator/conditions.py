@@ -175,7 +175,8 @@ class Reason(Enum):
     HEAD_LOST = (
         "HeadLost",
         "The head pod was lost; the job resumes in a new cluster from its last checkpoint.",
-        "Nothing. If it recurs, give the head more memory (spec.head.pod.resources).",
+        "Nothing. If it recurs although nobody takes the pod away (see the message), give the head more memory "
+        "(spec.head.pod.resources).",
     )
     RAY_UNREACHABLE = (
         "RayUnreachable",
