@@ -87,7 +87,11 @@ class Reason(Enum):
     # ClusterReady
     CREATING_CLUSTER = ("CreatingCluster", "The Ray cluster is being created.", "Nothing.")
     POOLS_READY = ("PoolsReady", "The head and enough pods of each pool are ready.", "Nothing.")
-    WAITING_FOR_PODS = ("WaitingForPods", "Pods are starting.", "Nothing; the message names the missing pods.")
+    WAITING_FOR_PODS = (
+        "WaitingForPods",
+        "Pods are starting, also those of a pool that grows.",
+        "Nothing; the message names the missing pods.",
+    )
     UNSCHEDULABLE = (
         "Unschedulable",
         "No node can run the pods.",

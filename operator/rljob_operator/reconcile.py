@@ -37,6 +37,8 @@ from rljob_operator.readiness import Readiness, pool_status, readiness, unserved
 from rljob_operator.resizing import reshape, resize, restore, tell
 from rljob_operator.settings import Settings
 
+COMPLETE = (Reason.POOLS_READY.title, Reason.POOL_DEGRADED.title)
+"""Reasons of ClusterReady that say that the pools have been complete at their present size."""
 ORPHAN = "orphan"
 """The finalizer of `kubectl delete --cascade=orphan`."""
 
@@ -266,9 +268,9 @@ def _wait_in_queue(draft: Draft, cluster: ClusterView) -> None:
 
 
 def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
-    was_ready = draft.job.status.is_true(Type.CLUSTER_READY)
-    degraded = draft.job.status.has(Type.CLUSTER_READY, Reason.POOL_DEGRADED)
-    ready = readiness(_scheduled(draft, cluster), cluster, pools(draft.resolved), was_ready or degraded)
+    before = draft.job.status.by_type.get(Type.CLUSTER_READY.title)
+    was_complete = before is not None and before.reason in COMPLETE
+    ready = readiness(_scheduled(draft, cluster), cluster, pools(draft.resolved), was_complete)
     if ready.reason in (Reason.UNSCHEDULABLE, Reason.WAITING_FOR_PODS):
         obstacle = next(iter(_obstacles(draft)), None)
         if obstacle is not None:
@@ -277,7 +279,6 @@ def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
     if queue.message and ready.reason in (Reason.WAITING_FOR_PODS, Reason.POOL_DEGRADED, Reason.SCHEDULING_GATED):
         # A larger size waits for quota while the job goes on with what it has.
         ready = replace(ready, reason=Reason.WAITING_FOR_QUOTA, sentence=f"{queue.message}; {ready.sentence}")
-    before = draft.job.status.by_type.get(Type.CLUSTER_READY.title)
     if ready.reason is Reason.WAITING_FOR_PODS and before is not None and before.reason == Reason.POD_ERROR.title:
         # A pod that crashed is replaced at once, and its successor knows nothing of it: what was said of it stays
         # until the pods are ready.
