@@ -203,8 +203,9 @@ class Reason(Enum):
     NOT_SUSPENDED = ("NotSuspended", "The job is not suspended.", "Nothing.")
     DELETING = (
         "Deleting",
-        "The job is being deleted. Its pods are deleted, but finalizers set by others keep it.",
-        "Nothing. If it persists, find what should remove the finalizers named in the message.",
+        "The job or its namespace is being deleted. Its pods are deleted; finalizers set by others may keep it.",
+        "Nothing. If it persists, find what should remove the finalizers named in the message, or those in the "
+        "namespace.",
     )
     COMPLETED = ("Completed", "Training reached its end.", "Nothing.")
     NOT_FINISHED = ("NotFinished", "The job has not ended.", "Nothing.")

@@ -33,6 +33,7 @@ from rljob_operator.own_objects import OwnObjects, taken
 from rljob_operator.questions import Questions, questions
 from rljob_operator.queueing import QueueView
 from rljob_operator.reconcile import reconcile
+from rljob_operator.refusals import NAMESPACE_ENDS
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
 from rljob_operator.store import Key, Store
@@ -308,7 +309,7 @@ class Executor:
             try:
                 await self._api.would_create(api_server.core(job.namespace, "podtemplates"), template)
             except ApiError as error:
-                if error.status == 403:
+                if error.status == 403 and NAMESPACE_ENDS not in error.message:
                     # Older roles don't allow this, or a quota counts the kind; neither says anything about the pods.
                     log.info("%s/%s: the pods cannot be checked: %s", job.namespace, job.name, error)
                     return

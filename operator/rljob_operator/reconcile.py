@@ -81,16 +81,22 @@ def reconcile(observed: Observed, now: datetime, settings: Settings) -> Decision
 def _leave(draft: Draft) -> Decision:
     """A job that is being deleted, and that somebody's finalizer keeps: Kubernetes would only remove what it owns once
     that is gone. There is nothing else to undo, hence no finalizer of ours."""
-    message = f"its finalizers: {', '.join(draft.job.finalizers)}"
-    if not draft.job.status.is_true(Type.FINISHED):
-        draft.close_attempt(Reason.DELETING)
-        draft.say(Type.RUNNING, False, Reason.DELETING, message)
-        draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_FREED)
-        draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
-    free(draft)
+    if draft.job.status.is_true(Type.FINISHED):
+        free(draft)
+    else:
+        _let_go(draft, f"its finalizers: {', '.join(draft.job.finalizers)}")
     if draft.job.job is not None:
         _count(draft)
     return draft.decision()
+
+
+def _let_go(draft: Draft, message: str) -> None:
+    """Gives everything up for good without an end of the job: it won't be there much longer."""
+    draft.close_attempt(Reason.DELETING)
+    draft.say(Type.RUNNING, False, Reason.DELETING, message)
+    draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_FREED)
+    draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+    free(draft)
 
 
 def _finishes(draft: Draft) -> bool:
@@ -118,6 +124,9 @@ def _rest(draft: Draft) -> Decision:
 
 def _live(draft: Draft) -> None:
     """A job that is neither finished nor wrong."""
+    if refusals.namespace_ends(draft):
+        _let_go(draft, f"the namespace {draft.job.namespace} is being deleted")
+        return
     current = _current(draft)
     for cluster in draft.observed.clusters:
         if cluster.incarnation < draft.status.incarnation:

@@ -29,6 +29,7 @@ LONGEST_POD_MESSAGE = 240
 LONGEST_PROBLEM = 600
 """Most characters of what a RayCluster says went wrong: refusals by Pod Security list all that is wrong with a pod."""
 REFUSALS = (
+    (r" because it is being terminated", Reason.DELETING),
     (r"(exceeded|failed) quota: ", Reason.QUOTA_REFUSED),
     (r"violates PodSecurity ", Reason.POD_SECURITY_REFUSED),
     (r" is forbidden: | denied (the )?request: | is invalid: ", Reason.PODS_REFUSED),
