@@ -165,6 +165,8 @@ ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 DnsName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+QueueName = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_SUBDOMAIN)]
+"""Name of a Kueue queue, which is the value of a label too."""
 EnvName = Annotated[str, Field(min_length=1, max_length=128, pattern=ENV_NAME)]
 SourceName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.\-/]*[A-Za-z0-9])?$")]
 """Name of a data source or reward part, as it appears in metric names."""
