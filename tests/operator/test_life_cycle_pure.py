@@ -289,7 +289,7 @@ def test_two_pools_are_resized_at_once_each_at_its_own_pace() -> None:
     said = world.status.by_type["Resizing"]
     assert (said.reason, said.message) == (
         "Draining",
-        "rollout: 1 of 2 replicas are draining; reward-model: 3 of 4 replicas are draining",
+        "rollout: 1 of 2 replicas is draining; reward-model: 3 of 4 replicas are draining",
     )
     began = world.status.resize_time
     assert began is not None
