@@ -376,23 +376,32 @@ class Executor:
             tokens = key.tokens(job.uid, action.incarnation)
             work.append(self._own.write_tokens(job, resolved, action.incarnation, tokens))
         memory.surroundings_rejection = ""
+        restored: list[str] = []
+
+        async def keep(part: Coroutine[Any, Any, str]) -> None:
+            if what := await part:
+                restored.append(what)
+
         try:
-            await _together(*work)
+            await _together(*map(keep, work))
         except ApiError as error:
             # What is told of it counts until the next time, whatever becomes of other actions.
             memory.surroundings_rejection = memory.rejection or (_refusal(error) if error.refused else "")
             memory.rejection = ""
             log.warning("%s/%s: objects that its pods need cannot be maintained: %s", job.namespace, job.name, error)
+        if restored:
+            await self._put_back(job, "; ".join(sorted(restored)))
 
     async def _keep_groups(
         self, action: do.KeepSurroundings, job: JobView, resolved: ResolvedJob, memory: Memory
-    ) -> None:
-        """Puts back what somebody has changed in the groups of a cluster: the next pod would be made from it."""
+    ) -> str:
+        """Puts back what somebody has changed in the groups of a cluster: the next pod would be made from it. Returns
+        what that was."""
         path = api_server.clusters(job.namespace, action.cluster)
         there = await self._api.get(path)
         if there["spec"].get("suspend"):
             # Kueue puts its own changes back when it takes the cluster's quota; until then they may be under way.
-            return
+            return ""
         made = objects.ray_cluster(
             resolved,
             job.fingerprint,
@@ -404,11 +413,11 @@ class Executor:
         )
         operations = restoring(made, there)
         if not operations:
-            return
+            return ""
         changed = ", ".join(operation["path"].removeprefix("/spec/") for operation in operations[1:])
         self._store.put_cluster(await self._api.patch(path, operations))
         memory.changed = True
-        await self._put_back(job, f"in {action.cluster}: {changed}")
+        return f"in {action.cluster}: {changed}"
 
     async def _put_back(self, job: JobView, what: str) -> None:
         """Tells of it: somebody has changed it, and may wonder."""
@@ -444,7 +453,7 @@ class Executor:
             raise NotLeadingError("this replica is no longer the leader, or the namespace belongs to another operator")
 
 
-async def _together(*work: Coroutine[Any, Any, None]) -> None:
+async def _together(*work: Coroutine[Any, Any, object]) -> None:
     """All of it at the same time and to its end; then the first error, if there was one."""
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
