@@ -13,7 +13,6 @@ from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
 from rljob_operator.endings import (
     attempt_failed,
-    failures_since_checkpoint,
     finish,
     mark_disruptions,
     new_incarnation,
@@ -282,7 +281,6 @@ def talk(draft: Draft, cluster: ClusterView, *, suspend: bool = False) -> None:
     answer = answer_of(draft, cluster.attempt)
     if answer is not None:
         progress.take(draft, answer)
-        draft.set(failures=failures_since_checkpoint(draft))
         if (suspend or answer.generation < draft.job.generation) and answer.end is None:
             desired = progress.desired(draft.resolved, draft.job.generation, cluster.attempt, suspend=suspend)
             draft.do(TellDriver(cluster.name, cluster.incarnation, desired))

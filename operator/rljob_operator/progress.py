@@ -12,6 +12,7 @@ from rljob_api.spec.pipeline import LiveSettings
 from rljob_api.status import Desired, DriverStatus
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
+from rljob_operator.endings import failures_since_checkpoint
 
 
 def desired(job: ResolvedJob, generation: int, attempt: int, *, suspend: bool = False) -> Desired:
@@ -33,6 +34,7 @@ def take(draft: Draft, driver: DriverStatus) -> None:
         newest = driver.checkpoint
         # As it comes back from the API server.
         draft.set(checkpoint=newest.changed(time=newest.time.replace(microsecond=0)))
+        draft.set(failures=failures_since_checkpoint(draft))
     # A driver says step 0 until it has read the checkpoint from which it goes on.
     known = draft.status.checkpoint
     step = driver.step or (known.step if known is not None else 0)

@@ -5,8 +5,8 @@
 Nothing is remembered between two calls but what the job's status and the cluster's annotations say, so it doesn't
 matter how often it is called, what was missed, or when the operator was replaced. The stages, in order:
 
-    deleted?  finished?  valid?  KubeRay?  too late?  old clusters gone?  suspend?  volumes?  pause?  cluster?  groups?
-    admitted?  head?  pools?  crash loop?  refused?  attempt
+    deleted?  finished?  valid?  KubeRay?  namespace?  too late?  old clusters gone?  suspend?  volumes?  pause?
+    cluster?  groups?  admitted?  head?  pools?  crash loop?  refused?  attempt
 """
 
 from __future__ import annotations

@@ -74,6 +74,14 @@ def test_a_new_checkpoint_wipes_failures_out_at_once() -> None:
         world.settle(6)
 
 
+def test_the_last_checkpoint_of_a_run_wipes_failures_out_too() -> None:
+    world = failed_twice()
+    world.checkpoint_step = 7
+    world.end(world.running()[0], "succeeded", 0)
+    world.look()
+    assert (world.value("Succeeded"), world.status.failures) == ("True", 0)
+
+
 def test_a_checkpoint_that_was_there_before_wipes_nothing_out() -> None:
     world = training(retry={"limit": 3, "backoffSeconds": 1})
     world.checkpoint_step = 7
