@@ -20,6 +20,14 @@ GENERATION_ANNOTATION: Final = "rljob.dev/generation"
 
 PVC: Final = "pvc://"
 
+DRIVE_SAYS: Final = "rljob drive: "
+"""With what a driver's own words about its end begin in its log: its errors, and that it has finished."""
+DRIVE_FINISHED: Final = f"{DRIVE_SAYS}finished: "
+"""With what its last line begins when the run has come to its end; the reason follows."""
+
+PERHAPS_MEMORY: Final = " (perhaps by the system because the host ran out of memory)"
+"""What a driver supposes of an actor's process that is gone. The operator may know better: what became of its pod."""
+
 RAY_ENVIRONMENT: Final = {
     # Ray would report its use to its makers.
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -53,7 +53,7 @@ class Attempt(StatusModel):
     ended: Instant | None = Field(default=None, alias="endTime", description="When it ended.")
     reason: Name = Field(default="", exclude_if=_nothing, description="How it ended, in one word.")
     message: Annotated[str, Field(max_length=4096)] = Field(
-        default="", exclude_if=_nothing, description="How it ended; while running, which pods crashed."
+        default="", exclude_if=_nothing, description="How it ended; while running, which pods were lost."
     )
     exit_code: Annotated[int, Field(ge=-255, le=255)] | None = Field(
         default=None, description="The driver's exit code."
@@ -133,6 +133,12 @@ class ProgressStatus(StatusModel):
             ranks_ready=driver.pools.trainer.ready,
             scorers_ready=None if driver.pools.reward_model is None else driver.pools.reward_model.ready,
             judges_ready=None if driver.pools.judge is None else driver.pools.judge.ready,
+        )
+
+    def without_driver(self) -> Self:
+        """What stays of it when the driver that said it is gone: nothing of what only a driver at work has."""
+        return self.changed(
+            waiting_for=None, eta=None, engines_ready=None, ranks_ready=None, scorers_ready=None, judges_ready=None
         )
 
 

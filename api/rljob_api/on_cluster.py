@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from rljob_api.locations import READ, STATE, locations
 from rljob_api.pod_policy import PodPolicy, disallowed
+from rljob_api.pod_template.of_job import ray_container
 from rljob_api.resolved import ResolvedJob
+from rljob_api.rules.variables import reserved_variable
 from rljob_api.violations import Violation
 
 _FILES = (".json", ".jsonl", ".parquet", ".csv", ".txt", ".py")
@@ -28,6 +30,7 @@ def cluster_notes(job: ResolvedJob) -> Iterator[Violation]:
     """What the operator makes pods for all the same: they would fail, or be worse off than somebody may think."""
     yield from _paths_of_one_machine(job)
     yield from _code_that_is_not_there(job)
+    yield from _keys_that_nobody_sets(job)
     if job.spec.checkpoint.uri is None and job.spec.model.random is None:
         yield Violation(
             "spec.checkpoint.uri",
@@ -74,6 +77,26 @@ def _code_that_is_not_there(job: ResolvedJob) -> Iterator[Violation]:
             f"{files[0]} is next to the job file on this machine, and no pod has it",
             "write its path in the image or in a volume",
         )
+
+
+def _keys_that_nobody_sets(job: ResolvedJob) -> Iterator[Violation]:
+    ray = ray_container("spec.head.pod", job.spec.head.pod, {}, 0)
+    if ray is None or ray.get("envFrom") is not None:
+        return
+    there = {entry.text("name") for entry in ray.items("env")}
+    for index, function in enumerate(job.spec.reward.functions):
+        name = None if function.judge is None else function.judge.api_key_env
+        if name is None or name in there:
+            continue
+        path = f"spec.reward.functions[{index}].judge.apiKeyEnv"
+        if any(reserved_variable(path, name)):
+            yield Violation(path, f"no pod may set {name}, which belongs to rljob or Ray", "use another name")
+        else:
+            yield Violation(
+                path,
+                f"the head pod has no variable {name} unless it is in the image",
+                "set it in spec.head.pod.env, from a Secret (valueFrom.secretKeyRef)",
+            )
 
 
 def _pods_without_size(job: ResolvedJob) -> Iterator[Violation]:

@@ -151,6 +151,8 @@ def _constraint(kind: str, value: Any, context: Mapping[str, Any], node: Node) -
     if kind.endswith("_type") or kind in ("is_instance_of", "invalid-json-value"):
         return _wrong_type(value, node)
     if kind == "string_pattern_mismatch":
+        if (node.pattern or "").startswith("^https?://"):
+            return _address(str(value))
         return f"{shown(value)} does not have the right form", _form(node, str(value))
     if kind in ("string_too_short", "string_too_long", "too_short", "too_long"):
         counted = {"list": "items", "map": "entries"}.get(node.kind, "characters")
@@ -235,6 +237,25 @@ def _form(node: Node, value: str) -> str:
     if pattern.startswith("^/"):
         return _PATTERNS["path"]
     return _PATTERNS["source"]
+
+
+def _address(text: str) -> tuple[str, str]:
+    """What is wrong with the address of an endpoint. Where it may hold a secret it isn't repeated."""
+    scheme, _, rest = text.partition("://")
+    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if not rest or scheme not in ("http", "https"):
+        said = shown(text) if "@" not in text and "?" not in text else "the address"
+        return f"{said} does not begin with http:// or https://", "write https://host/path"
+    if "@" in place:
+        return "contains a user, and perhaps a password, which everybody who reads the job would see", "remove them"
+    if "?" in rest or "#" in rest:
+        return "contains a query or fragment, which everybody who reads the job would see", "remove it"
+    if place.startswith("[") and "]" not in place:
+        return f'{shown(text)} lacks the "]" after its IPv6 address', "write http://[::1]:8000/path"
+    _, _, port = place.rpartition("]")[2].rpartition(":")
+    if port.isdigit() and not 1 <= int(port) <= 65535:
+        return f"{shown(text)} has the port {port}", "use 1 to 65535"
+    return f"{shown(text)} is not the address of an endpoint", "write https://host:port/path"
 
 
 def function_of_file(text: str) -> str | None:

@@ -24,21 +24,21 @@ Document = dict[str, Any]
 
 
 def fitted(documents: list[Document], checkout: Path) -> list[Document]:
-    """The documents, and the claim for the environment where a job needs it, before the job."""
+    """The documents, and the claim for the environment in each namespace where a job needs it, before the jobs."""
     made = [deepcopy(document) for document in documents]
-    needs_claim = False
+    namespaces: dict[str | None, None] = {}
     for document in made:
         if document.get("kind") == "RLJob" and "image" not in document["spec"]:
             for section in (*SECTIONS, *(name for name in OPTIONAL if name in document["spec"])):
                 # Nothing is changed in place: in YAML one section may stand for all of them.
                 part = document["spec"].get(section, {})
                 document["spec"][section] = {**part, "pod": mounting(part.get("pod", {}), checkout)}
-            needs_claim = True
+            namespaces[document["metadata"].get("namespace")] = None
         elif document.get("kind") == "Pod":
             for container in document["spec"]["containers"]:
                 if container["image"].startswith(TRAINER_IMAGES):
                     container["image"] = MOUNTED_IMAGE
-    return [_claim(), *made] if needs_claim else made
+    return [*map(_claim, namespaces), *made]
 
 
 def mounting(pod: Document, checkout: Path) -> Document:
@@ -52,11 +52,12 @@ def mounting(pod: Document, checkout: Path) -> Document:
     }
 
 
-def _claim() -> Document:
+def _claim(namespace: str | None) -> Document:
+    """None: the namespace that kubectl uses."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": VOLUME},
+        "metadata": {"name": VOLUME} | ({} if namespace is None else {"namespace": namespace}),
         "spec": {
             "storageClassName": ENVIRONMENT_CLASS,
             "accessModes": ["ReadOnlyMany"],

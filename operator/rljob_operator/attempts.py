@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
+from rljob_api.cluster import DRIVE_FINISHED, DRIVE_SAYS, PERHAPS_MEMORY
 from rljob_api.status import DriverStatus
 from rljob_operator import names, no_space, progress
 from rljob_operator.actions import BeginAttempt, KeepSurroundings, StopDriver, SubmitDriver, TellDriver
@@ -15,8 +16,9 @@ from rljob_operator.endings import (
     finish,
     mark_disruptions,
     new_incarnation,
-    note_crashes,
+    note_losses,
     pause_of,
+    taken_away,
 )
 from rljob_operator.observed import ClusterView, PodView, RayJobView, RayView
 from rljob_operator.readiness import Readiness
@@ -25,8 +27,8 @@ BAD_JOB_FILE = 64
 BAD_DATA = 65
 BAD_CHECKPOINT = 66
 LONGEST_LINES = 20
-SAYS = "rljob drive: "
-"""With what the lines of a driver's own errors begin."""
+NO_LOG = RayView(False, problem="the driver's process has ended with code 0, but its log cannot be read")
+VANISHED = "the driver's process exited with code 0 before the run had ended"
 
 
 def adopt(draft: Draft, cluster: ClusterView) -> None:
@@ -63,7 +65,7 @@ def head_lost(draft: Draft, cluster: ClusterView) -> bool:
     crashed = head is not None and head.ended and not head.disrupted
     why = "the head pod was lost"
     if head is not None:
-        why = f"the head pod {head.name} {head.message or 'ended' if head.ended else 'is being deleted'}"
+        why = f"the head pod {head.name} {taken_away(head) or head.message or 'ended'}"
     last = draft.status.last
     if (
         crashed
@@ -194,7 +196,7 @@ def _watch(draft: Draft, cluster: ClusterView) -> None:
     ray = draft.observed.ray
     pods = draft.observed.pods_of(cluster.name)
     mark_disruptions(draft, pods)
-    note_crashes(draft, pods)
+    note_losses(draft, cluster, pods)
     if ray is None or not ray.reachable:
         _unreachable(draft, cluster, ray)
         return
@@ -299,6 +301,10 @@ def talk(draft: Draft, cluster: ClusterView, *, suspend: bool = False) -> None:
 
 def judge(draft: Draft, cluster: ClusterView, job: RayJobView) -> None:
     """An attempt has ended: success, suspended, hopeless, or worth another attempt."""
+    finished = has_finished(draft, cluster, job)
+    if finished is None:
+        _unreachable(draft, cluster, NO_LOG)
+        return
     message = note_end(draft, cluster, job)
     answer = answer_of(draft, cluster.attempt)
     end = answer.end if answer is not None else None
@@ -306,8 +312,8 @@ def judge(draft: Draft, cluster: ClusterView, job: RayJobView) -> None:
     draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
     if end is not None and end.kind == "suspended":
         _suspended(draft, message)
-    elif job.state == "SUCCEEDED":
-        finish(draft, Type.SUCCEEDED, Reason.COMPLETED, message if end is not None else "")
+    elif finished:
+        finish(draft, Type.SUCCEEDED, Reason.COMPLETED, message)
     elif exit_code == BAD_JOB_FILE:
         finish(draft, Type.FAILED, Reason.BAD_JOB_FILE, message)
     elif exit_code == BAD_DATA:
@@ -323,6 +329,21 @@ def judge(draft: Draft, cluster: ClusterView, job: RayJobView) -> None:
         _failed(draft, message)
 
 
+def has_finished(draft: Draft, cluster: ClusterView, job: RayJobView) -> bool | None:
+    """Whether the driver itself has said that the run has come to its end, in its last answer or in its log's last
+    lines. None: its log, which would tell, cannot be read.
+
+    That its process has ended with code 0 proves nothing: a reward could have ended it so.
+    """
+    if job.state != "SUCCEEDED":
+        return False
+    answer = answer_of(draft, cluster.attempt)
+    if answer is not None and answer.end is not None:
+        return answer.end.kind == "succeeded"
+    lines = draft.observed.ray.lines if draft.observed.ray is not None else ()
+    return any(line.startswith(DRIVE_FINISHED) for line in lines) if lines else None
+
+
 def note_end(draft: Draft, cluster: ClusterView, job: RayJobView) -> str:
     """Keeps what an attempt that has ended leaves: its last answer, lines, exit code; returns why it ended."""
     ray, answer = draft.observed.ray, answer_of(draft, cluster.attempt)
@@ -333,13 +354,19 @@ def note_end(draft: Draft, cluster: ClusterView, job: RayJobView) -> str:
     draft.change_last_attempt(lambda attempt: attempt.changed(exit_code=job.exit_code))
     told = answer.end.reason if answer is not None and answer.end is not None else ""
     job_lines = ray.lines if ray is not None else ()
+    if job.state == "SUCCEEDED" and not told and not has_finished(draft, cluster, job):
+        return VANISHED
     return told or _own_words(job_lines) or job.message or f"Ray says {job.state}"
 
 
 def _own_words(lines: Sequence[str]) -> str:
-    """What a driver that could not begin has said of it, without Ray's account of the command; empty: nothing."""
-    begin = max((place for place, line in enumerate(lines) if line.startswith(SAYS)), default=None)
-    return "" if begin is None else " | ".join(lines[begin:]).removeprefix(SAYS)
+    """What a driver has said of its end, without Ray's account of the command; empty: nothing."""
+    begin = max((place for place, line in enumerate(lines) if line.startswith(DRIVE_SAYS)), default=None)
+    if begin is None:
+        return ""
+    if lines[begin].startswith(DRIVE_FINISHED):
+        return lines[begin].removeprefix(DRIVE_FINISHED)
+    return " | ".join(lines[begin:]).removeprefix(DRIVE_SAYS)
 
 
 def _suspended(draft: Draft, message: str) -> None:
@@ -353,7 +380,7 @@ def _failed(draft: Draft, message: str) -> None:
     assert last is not None
     if last.message:
         # What the driver says of an actor that is gone doesn't tell what became of the container.
-        message = f"{message}; {last.message}"
+        message = f"{message.replace(PERHAPS_MEMORY, '')}; {last.message}"
     stalled = draft.job.status.has(Type.PROGRESSING, Reason.STALLED)
     reason = Reason.STALLED if stalled else Reason.DRIVER_FAILED
     if attempt_failed(draft, reason, message, counts=not last.disrupted):

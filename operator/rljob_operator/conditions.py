@@ -87,7 +87,11 @@ class Reason(Enum):
     # ClusterReady
     CREATING_CLUSTER = ("CreatingCluster", "The Ray cluster is being created.", "Nothing.")
     POOLS_READY = ("PoolsReady", "The head and enough pods of each pool are ready.", "Nothing.")
-    WAITING_FOR_PODS = ("WaitingForPods", "Pods are starting.", "Nothing; the message names the missing pods.")
+    WAITING_FOR_PODS = (
+        "WaitingForPods",
+        "Pods are starting, also those of a pool that grows.",
+        "Nothing; the message names the missing pods.",
+    )
     UNSCHEDULABLE = (
         "Unschedulable",
         "No node can run the pods.",
@@ -175,7 +179,8 @@ class Reason(Enum):
     HEAD_LOST = (
         "HeadLost",
         "The head pod was lost; the job resumes in a new cluster from its last checkpoint.",
-        "Nothing. If it recurs, give the head more memory (spec.head.pod.resources).",
+        "Nothing. If it recurs although nobody takes the pod away (see the message), give the head more memory "
+        "(spec.head.pod.resources).",
     )
     RAY_UNREACHABLE = (
         "RayUnreachable",
@@ -198,8 +203,9 @@ class Reason(Enum):
     NOT_SUSPENDED = ("NotSuspended", "The job is not suspended.", "Nothing.")
     DELETING = (
         "Deleting",
-        "The job is being deleted. Its pods are deleted, but finalizers set by others keep it.",
-        "Nothing. If it persists, find what should remove the finalizers named in the message.",
+        "The job or its namespace is being deleted. Its pods are deleted; finalizers set by others may keep it.",
+        "Nothing. If it persists, find what should remove the finalizers named in the message, or those in the "
+        "namespace.",
     )
     COMPLETED = ("Completed", "Training reached its end.", "Nothing.")
     NOT_FINISHED = ("NotFinished", "The job has not ended.", "Nothing.")

@@ -45,8 +45,13 @@ def too_late(draft: Draft, cluster: ClusterView | None) -> bool:
         ray = draft.observed.ray
         assert ray is not None
         if ray.job is not None and ray.job.over:
+            finished = attempts.has_finished(draft, cluster, ray.job)
+            if finished is None and draft.now < passed.at + passed.grace + STOP_PATIENCE:
+                # Its log, which would tell, cannot be read now.
+                draft.wake_in(draft.settings.start_poll_seconds)
+                return True
             message = attempts.note_end(draft, cluster, ray.job)
-            if ray.job.state == "SUCCEEDED":
+            if finished:
                 finish(draft, Type.SUCCEEDED, Reason.COMPLETED, message)
                 return True
         elif _winds_down(draft, cluster, passed):
@@ -84,8 +89,7 @@ def _passed(draft: Draft) -> _Passed | None:
             grace = timedelta(seconds=draft.settings.suspend_grace_seconds)
             return _Passed(end, Reason.RUN_DEADLINE_EXCEEDED, f"after {deadlines.run_seconds} s", grace)
         draft.wake_at(end)
-    progress = draft.status.progress
-    if (progress is None or progress.step == 0) and not draft.resolved.spec.suspend:
+    if not _has_trained(draft) and not draft.resolved.spec.suspend:
         end = start + timedelta(seconds=deadlines.start_seconds)
         if draft.now >= end:
             ready = draft.job.status.by_type.get(Type.CLUSTER_READY.title)
@@ -97,6 +101,12 @@ def _passed(draft: Draft) -> _Passed | None:
             return _Passed(end, Reason.START_DEADLINE_EXCEEDED, message, timedelta())
         draft.wake_at(end)
     return None
+
+
+def _has_trained(draft: Draft) -> bool:
+    """Whether any attempt has done a step. One that begins anew is at step 0 again; that samples had an age stays."""
+    progress = draft.status.progress
+    return (progress is not None and progress.step > 0) or Type.WEIGHTS_FRESH.title in draft.status.by_type
 
 
 def _runs(draft: Draft, cluster: ClusterView) -> bool:

@@ -155,8 +155,10 @@ class Draft:
         last = self.status.last
         if last is None or last.ended is not None:
             return
-        newest = self.status.checkpoint
+        newest, progress = self.status.checkpoint, self.status.progress
         text = message or reason.meaning
+        if progress is not None:
+            self.set(progress=progress.without_driver())
         self.change_last_attempt(
             lambda attempt: attempt.changed(
                 ended=self.now,
@@ -187,8 +189,10 @@ class Draft:
 
     def _tell_rejection(self) -> None:
         """Says what the API server refuses, whatever the job does meanwhile: nothing else would tell why that waits."""
-        rejection, said = self.observed.rejection, self.said(Type.CLUSTER_READY)
+        rejection, said, running = self.observed.rejection, self.said(Type.CLUSTER_READY), self.said(Type.RUNNING)
         if not rejection or (said is not None and said.reason == Reason.CLUSTER_REJECTED.title):
+            return
+        if running is not None and running.reason == Reason.DELETING.title:
             return
         known = said or self.job.status.by_type.get(Type.CLUSTER_READY.title)
         message = f"{rejection}; {said.message}" if said is not None else rejection

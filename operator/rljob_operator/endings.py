@@ -13,8 +13,16 @@ from rljob_operator.pods import CONTAINER
 from rljob_operator.settings import Settings
 
 LINES_IN_MESSAGE = 3
-CRASHED = "crashed pods: "
+LOST = "lost pods: "
 CRASHES_IN_MESSAGE = 3
+DISRUPTIONS = {
+    "EvictionByEvictionAPI": "was evicted, as when its node is drained",
+    "DeletionByTaintManager": "was evicted because of a taint of its node",
+    "PreemptionByScheduler": "was preempted by a pod of higher priority",
+    "TerminationByKubelet": "was ended by its node",
+    "DeletionByPodGC": "has lost its node",
+}
+"""How a pod was taken away, by the reason of its condition DisruptionTarget."""
 OUT_OF_MEMORY = "OOMKilled"
 AT_ONCE = {reason.title for reason in (Reason.JOB_SUSPENDED, Reason.LEFTOVER_PROCESSES, Reason.QUOTA_TAKEN_BACK)}
 """Ends of an attempt after which the next one needs no pause."""
@@ -25,7 +33,7 @@ def attempt_failed(draft: Draft, reason: Reason, message: str, *, counts: bool) 
     last = draft.status.last
     assert last is not None, "only an attempt that was begun can fail"
     if counts:
-        draft.set(failures=_failures_before(draft) + 1)
+        draft.set(failures=failures_since_checkpoint(draft) + 1)
     draft.close_attempt(reason, message, counted=counts)
     limit = draft.resolved.spec.retry.limit
     if counts and draft.status.failures > limit:
@@ -35,8 +43,8 @@ def attempt_failed(draft: Draft, reason: Reason, message: str, *, counts: bool) 
     return True
 
 
-def _failures_before(draft: Draft) -> int:
-    """Failures since the newest checkpoint: a checkpoint written after the last counted failure wipes them out."""
+def failures_since_checkpoint(draft: Draft) -> int:
+    """Failures since the newest checkpoint: one that was written after the last counted failure wipes them out."""
     counted = [attempt for attempt in draft.status.attempts if attempt.counted]
     newest = draft.status.checkpoint
     if counted and counted[-1].checkpoint_step != (newest and newest.step):
@@ -114,20 +122,34 @@ def mark_disruptions(draft: Draft, pods: list[PodView]) -> None:
         draft.change_last_attempt(lambda attempt: attempt.changed(disrupted=True))
 
 
-def note_crashes(draft: Draft, pods: list[PodView]) -> None:
-    """Remembers on the running attempt which pods crashed, and of what: KubeRay has others in their place at once.
+def note_losses(draft: Draft, cluster: ClusterView, pods: list[PodView]) -> None:
+    """Remembers on the running attempt which pods crashed or were taken away, and how: KubeRay has others in their
+    place at once.
 
     A pod that is taken away ends with an exit code too: once it is being deleted, only a lack of memory is its own.
     """
     last = draft.status.last
     if last is None or last.ended is not None:
         return
-    known = last.message.removeprefix(CRASHED).split("; ") if last.message else []
-    found = [f"{pod.name}: {pod.message}" for pod in pods if has_crashed(pod)]
-    crashes = list(dict.fromkeys([*known, *found]))
-    if crashes != known:
-        message = CRASHED + "; ".join(crashes[-CRASHES_IN_MESSAGE:])
+    known = last.message.removeprefix(LOST).split("; ") if last.message else []
+    losses, removed = list(known), {name for group in cluster.groups for name in group.removing}
+    for pod in pods:
+        if pod.name in removed or any(said.startswith((f"{pod.name}:", f"{pod.name} ")) for said in known):
+            continue
+        if has_crashed(pod):
+            losses.append(f"{pod.name}: {pod.message}")
+        elif how := taken_away(pod):
+            losses.append(f"{pod.name} {how}")
+    if losses != known:
+        message = LOST + "; ".join(losses[-CRASHES_IN_MESSAGE:])
         draft.change_last_attempt(lambda attempt: attempt.changed(message=message))
+
+
+def taken_away(pod: PodView) -> str:
+    """How somebody took the pod away: "was deleted"; empty, if nobody did. KubeRay deletes what has ended by itself."""
+    if pod.disrupted:
+        return DISRUPTIONS.get(pod.disruption, "was evicted")
+    return "was deleted" if pod.deleting_since is not None and not pod.ended else ""
 
 
 def has_crashed(pod: PodView) -> bool:

@@ -33,6 +33,7 @@ from rljob_operator.own_objects import OwnObjects, taken
 from rljob_operator.questions import Questions, questions
 from rljob_operator.queueing import QueueView
 from rljob_operator.reconcile import reconcile
+from rljob_operator.refusals import NAMESPACE_ENDS
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
 from rljob_operator.store import Key, Store
@@ -308,7 +309,7 @@ class Executor:
             try:
                 await self._api.would_create(api_server.core(job.namespace, "podtemplates"), template)
             except ApiError as error:
-                if error.status == 403:
+                if error.status == 403 and NAMESPACE_ENDS not in error.message:
                     # Older roles don't allow this, or a quota counts the kind; neither says anything about the pods.
                     log.info("%s/%s: the pods cannot be checked: %s", job.namespace, job.name, error)
                     return
@@ -375,23 +376,32 @@ class Executor:
             tokens = key.tokens(job.uid, action.incarnation)
             work.append(self._own.write_tokens(job, resolved, action.incarnation, tokens))
         memory.surroundings_rejection = ""
+        restored: list[str] = []
+
+        async def keep(part: Coroutine[Any, Any, str]) -> None:
+            if what := await part:
+                restored.append(what)
+
         try:
-            await _together(*work)
+            await _together(*map(keep, work))
         except ApiError as error:
             # What is told of it counts until the next time, whatever becomes of other actions.
             memory.surroundings_rejection = memory.rejection or (_refusal(error) if error.refused else "")
             memory.rejection = ""
             log.warning("%s/%s: objects that its pods need cannot be maintained: %s", job.namespace, job.name, error)
+        if restored:
+            await self._put_back(job, "; ".join(sorted(restored)))
 
     async def _keep_groups(
         self, action: do.KeepSurroundings, job: JobView, resolved: ResolvedJob, memory: Memory
-    ) -> None:
-        """Puts back what somebody has changed in the groups of a cluster: the next pod would be made from it."""
+    ) -> str:
+        """Puts back what somebody has changed in the groups of a cluster: the next pod would be made from it. Returns
+        what that was."""
         path = api_server.clusters(job.namespace, action.cluster)
         there = await self._api.get(path)
         if there["spec"].get("suspend"):
             # Kueue puts its own changes back when it takes the cluster's quota; until then they may be under way.
-            return
+            return ""
         made = objects.ray_cluster(
             resolved,
             job.fingerprint,
@@ -403,11 +413,11 @@ class Executor:
         )
         operations = restoring(made, there)
         if not operations:
-            return
+            return ""
         changed = ", ".join(operation["path"].removeprefix("/spec/") for operation in operations[1:])
         self._store.put_cluster(await self._api.patch(path, operations))
         memory.changed = True
-        await self._put_back(job, f"in {action.cluster}: {changed}")
+        return f"in {action.cluster}: {changed}"
 
     async def _put_back(self, job: JobView, what: str) -> None:
         """Tells of it: somebody has changed it, and may wonder."""
@@ -443,7 +453,7 @@ class Executor:
             raise NotLeadingError("this replica is no longer the leader, or the namespace belongs to another operator")
 
 
-async def _together(*work: Coroutine[Any, Any, None]) -> None:
+async def _together(*work: Coroutine[Any, Any, object]) -> None:
     """All of it at the same time and to its end; then the first error, if there was one."""
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):

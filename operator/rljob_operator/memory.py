@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any, Self
 
 from rljob_api.status import DriverStatus
+from rljob_operator import names
 from rljob_operator.observed import ClusterView, GroupView, PodView
 
 WAITING = timedelta(seconds=15)
 """So long after it was made a pod that is not ready is late: images that have to be pulled take longer, and looking
 once for what may be missing costs three calls."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """By what an object is known again that the operator has written."""
+
+    uid: str = ""
+    applied: str = ""
+    """When an apply of the operator's has changed it last; empty: not since it was created, or not known."""
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> Self:
+        metadata = written["metadata"]
+        applied = (
+            str(entry.get("time", ""))
+            for entry in metadata.get("managedFields") or ()
+            if (entry.get("manager"), entry.get("operation")) == (names.FIELD_MANAGER, "Apply")
+        )
+        return cls(str(metadata["uid"]), next(applied, ""))
+
+    def put_back(self, before: Mark) -> bool:
+        """Whether somebody had deleted or changed the object that was written as `before`."""
+        anew = bool(before.uid) and self.uid != before.uid
+        return anew or (bool(before.applied) and self.applied != before.applied)
 
 
 @dataclass
@@ -33,8 +59,8 @@ class Memory:
     """When (time.monotonic) to see next whether somebody has deleted what the pods need beside the cluster."""
     surroundings_kept: datetime | None = None
     """When that was seen to last."""
-    own: set[str] = field(default_factory=set)
-    """Paths of objects that are known to be the job's."""
+    own: dict[str, Mark] = field(default_factory=dict)
+    """Objects that are known to be the job's, by path, as they were written last."""
     sizes: tuple[str, tuple[GroupView, ...]] | None = None
     """UID and groups of the newest cluster."""
     sized_since: datetime | None = None

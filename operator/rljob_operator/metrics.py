@@ -14,10 +14,12 @@ from rljob_operator.draft import Decision
 from rljob_operator.observed import JobView
 
 SHOWN = (
+    Type.ACCEPTED,
     Type.ADMITTED,
     Type.CLUSTER_READY,
     Type.RUNNING,
     Type.PROGRESSING,
+    Type.RESIZING,
     Type.WEIGHTS_FRESH,
     Type.SUSPENDED,
     Type.SUCCEEDED,

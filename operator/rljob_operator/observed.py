@@ -122,6 +122,8 @@ class PodView:
     """The container whose end the message tells of, where it does."""
     disrupted: bool = False
     """Evicted, preempted, or on a lost node: not the job's fault."""
+    disruption: str = ""
+    """Reason of the condition DisruptionTarget, where Kubernetes gives one."""
     scheduler: str = ""
     """The scheduler that should find it a node and has not said anything yet."""
     replica: str = ""

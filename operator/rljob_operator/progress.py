@@ -12,6 +12,7 @@ from rljob_api.spec.pipeline import LiveSettings
 from rljob_api.status import Desired, DriverStatus
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
+from rljob_operator.endings import failures_since_checkpoint
 
 
 def desired(job: ResolvedJob, generation: int, attempt: int, *, suspend: bool = False) -> Desired:
@@ -29,16 +30,21 @@ def desired(job: ResolvedJob, generation: int, attempt: int, *, suspend: bool = 
 
 def take(draft: Draft, driver: DriverStatus) -> None:
     """Takes a driver's answer into the draft: progress, checkpoint, and the conditions that follow from both."""
-    draft.set(progress=ProgressStatus.of(driver))
     if driver.checkpoint is not None:
         newest = driver.checkpoint
         # As it comes back from the API server.
         draft.set(checkpoint=newest.changed(time=newest.time.replace(microsecond=0)))
+        draft.set(failures=failures_since_checkpoint(draft))
+    # A driver says step 0 until it has read the checkpoint from which it goes on.
+    known = draft.status.checkpoint
+    step = driver.step or (known.step if known is not None else 0)
+    draft.set(progress=ProgressStatus.of(driver).changed(step=step))
     if driver.waiting is not None:
         message = f"{driver.waiting.who}: {driver.waiting.reason}"
         draft.say(Type.PROGRESSING, True, Reason.WAITING, message)
     else:
-        draft.say(Type.PROGRESSING, True, Reason.MOVING, _steps(driver))
+        of = f" of {driver.total_steps}" if driver.total_steps else ""
+        draft.say(Type.PROGRESSING, True, Reason.MOVING, f"step {step}{of}")
     if driver.ages is not None:
         fresh = driver.ages.max <= driver.ages.bound
         reason = Reason.WITHIN_BOUND if fresh else Reason.STALENESS_EXCEEDED
@@ -58,7 +64,3 @@ def checkpoint_condition(draft: Draft) -> None:
         draft.say(Type.CHECKPOINT_AVAILABLE, False, Reason.NO_STORAGE)
     else:
         draft.say(Type.CHECKPOINT_AVAILABLE, False, Reason.NONE_YET)
-
-
-def _steps(driver: DriverStatus) -> str:
-    return f"step {driver.step} of {driver.total_steps}" if driver.total_steps else f"step {driver.step}"

@@ -67,11 +67,11 @@ def unserved(pod: PodView, since: timedelta, now: datetime) -> PodView:
     return replace(pod, trouble="unserved", message=message)
 
 
-def readiness(observed: Observed, cluster: ClusterView, pools: Sequence[WorkerGroup], was_ready: bool) -> Readiness:
-    """How far the cluster is. `was_ready` makes missing pods a loss instead of a start."""
+def readiness(observed: Observed, cluster: ClusterView, pools: Sequence[WorkerGroup], was_complete: bool) -> Readiness:
+    """How far the cluster is. `was_complete` makes missing pods a loss instead of a start, but for pools that grow."""
     heads = [pod for pod in observed.pods_of(cluster.name, names.HEAD_ROLE) if _alive(pod)]
     head = next((pod for pod in heads if pod.ready), None)
-    short, enough = [], head is not None
+    short, enough, lost = [], head is not None, head is None
     if head is None:
         told = [pod for pod in observed.pods_of(cluster.name, names.HEAD_ROLE) if _tells(pod)]
         short.append(_sentence("head", 0, 1, told))
@@ -80,6 +80,8 @@ def readiness(observed: Observed, cluster: ClusterView, pools: Sequence[WorkerGr
         ready, wanted = sum(pod.ready for pod in pods), pool.replicas * pool.hosts
         if ready < wanted:
             short.append(_sentence(pool.name, ready, wanted, pods))
+            group = cluster.group(pool.name)
+            lost = lost or group is None or group.asked >= pool.replicas
         enough = enough and ready >= pool.least * pool.hosts
     if not short:
         return Readiness(head, enough, True, Reason.POOLS_READY, "")
@@ -89,7 +91,7 @@ def readiness(observed: Observed, cluster: ClusterView, pools: Sequence[WorkerGr
     if cluster.refused is not None and reason not in (Reason.IMAGE_ERROR, Reason.POD_ERROR):
         reason = cluster.refused
     if reason is None:
-        reason = Reason.POOL_DEGRADED if was_ready else Reason.WAITING_FOR_PODS
+        reason = Reason.POOL_DEGRADED if was_complete and lost else Reason.WAITING_FOR_PODS
     sentence = "; ".join(short)
     if cluster.problem and (cluster.refused is not None or not waiting):
         sentence = f"{sentence}; KubeRay: {cluster.problem}"

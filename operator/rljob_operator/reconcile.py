@@ -5,8 +5,8 @@
 Nothing is remembered between two calls but what the job's status and the cluster's annotations say, so it doesn't
 matter how often it is called, what was missed, or when the operator was replaced. The stages, in order:
 
-    deleted?  finished?  valid?  KubeRay?  too late?  old clusters gone?  suspend?  volumes?  pause?  cluster?  groups?
-    admitted?  head?  pools?  crash loop?  refused?  attempt
+    deleted?  finished?  valid?  KubeRay?  namespace?  too late?  old clusters gone?  suspend?  volumes?  pause?
+    cluster?  groups?  admitted?  head?  pools?  crash loop?  refused?  attempt
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from rljob_operator.readiness import Readiness, pool_status, readiness, unserved
 from rljob_operator.resizing import reshape, resize, restore, tell
 from rljob_operator.settings import Settings
 
+COMPLETE = (Reason.POOLS_READY.title, Reason.POOL_DEGRADED.title)
+"""Reasons of ClusterReady that say that the pools have been complete at their present size."""
 ORPHAN = "orphan"
 """The finalizer of `kubectl delete --cascade=orphan`."""
 
@@ -80,16 +82,22 @@ def reconcile(observed: Observed, now: datetime, settings: Settings) -> Decision
 def _leave(draft: Draft) -> Decision:
     """A job that is being deleted, and that somebody's finalizer keeps: Kubernetes would only remove what it owns once
     that is gone. There is nothing else to undo, hence no finalizer of ours."""
-    message = f"its finalizers: {', '.join(draft.job.finalizers)}"
-    if not draft.job.status.is_true(Type.FINISHED):
-        draft.close_attempt(Reason.DELETING)
-        draft.say(Type.RUNNING, False, Reason.DELETING, message)
-        draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_FREED)
-        draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
-    free(draft)
+    if draft.job.status.is_true(Type.FINISHED):
+        free(draft)
+    else:
+        _let_go(draft, f"its finalizers: {', '.join(draft.job.finalizers)}")
     if draft.job.job is not None:
         _count(draft)
     return draft.decision()
+
+
+def _let_go(draft: Draft, message: str) -> None:
+    """Gives everything up for good without an end of the job: it won't be there much longer."""
+    draft.close_attempt(Reason.DELETING)
+    draft.say(Type.RUNNING, False, Reason.DELETING, message)
+    draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_FREED)
+    draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+    free(draft)
 
 
 def _finishes(draft: Draft) -> bool:
@@ -117,6 +125,9 @@ def _rest(draft: Draft) -> Decision:
 
 def _live(draft: Draft) -> None:
     """A job that is neither finished nor wrong."""
+    if refusals.namespace_ends(draft):
+        _let_go(draft, f"the namespace {draft.job.namespace} is being deleted")
+        return
     current = _current(draft)
     for cluster in draft.observed.clusters:
         if cluster.incarnation < draft.status.incarnation:
@@ -268,9 +279,9 @@ def _wait_in_queue(draft: Draft, cluster: ClusterView) -> None:
 
 
 def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
-    was_ready = draft.job.status.is_true(Type.CLUSTER_READY)
-    degraded = draft.job.status.has(Type.CLUSTER_READY, Reason.POOL_DEGRADED)
-    ready = readiness(_scheduled(draft, cluster), cluster, pools(draft.resolved), was_ready or degraded)
+    before = draft.job.status.by_type.get(Type.CLUSTER_READY.title)
+    was_complete = before is not None and before.reason in COMPLETE
+    ready = readiness(_scheduled(draft, cluster), cluster, pools(draft.resolved), was_complete)
     if ready.reason in (Reason.UNSCHEDULABLE, Reason.WAITING_FOR_PODS):
         obstacle = next(iter(_obstacles(draft)), None)
         if obstacle is not None:
@@ -279,7 +290,6 @@ def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
     if queue.message and ready.reason in (Reason.WAITING_FOR_PODS, Reason.POOL_DEGRADED, Reason.SCHEDULING_GATED):
         # A larger size waits for quota while the job goes on with what it has.
         ready = replace(ready, reason=Reason.WAITING_FOR_QUOTA, sentence=f"{queue.message}; {ready.sentence}")
-    before = draft.job.status.by_type.get(Type.CLUSTER_READY.title)
     if ready.reason is Reason.WAITING_FOR_PODS and before is not None and before.reason == Reason.POD_ERROR.title:
         # A pod that crashed is replaced at once, and its successor knows nothing of it: what was said of it stays
         # until the pods are ready.

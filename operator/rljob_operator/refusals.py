@@ -9,11 +9,20 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from rljob_operator.conditions import Type
+from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
 from rljob_operator.endings import finish
 from rljob_operator.observed import ClusterView
 from rljob_operator.readiness import Readiness
+
+NAMESPACE_ENDS = "because it is being terminated"
+"""How an API server refuses anything new in a namespace that is being deleted, which nothing can undo."""
+
+
+def namespace_ends(draft: Draft) -> bool:
+    """Whether the job's namespace is being deleted, as far as the API server has said to KubeRay or to us."""
+    told = any(cluster.refused is Reason.DELETING for cluster in draft.observed.clusters)
+    return told or NAMESPACE_ENDS in draft.observed.rejection or draft.job.status.has(Type.RUNNING, Reason.DELETING)
 
 
 def given_up(draft: Draft, cluster: ClusterView, ready: Readiness) -> bool:

@@ -68,7 +68,7 @@ def resize(
         surplus = len(alive) - pool.replicas * pool.hosts
         if surplus > 0:
             draft.wake_in(draft.settings.poll_seconds)
-            return GroupStanding(Reason.REMOVING, f"{pool.name}: {surplus} pods to remove")
+            return GroupStanding(Reason.REMOVING, f"{pool.name}: {surplus} pod{'' if surplus == 1 else 's'} to remove")
         if sum(pod.ready for pod in alive) < pool.replicas * pool.hosts and _was_adding(draft, pool):
             return GroupStanding(Reason.ADDING, f"{pool.name}: scaling to {pool.replicas}")
         return GroupStanding(Reason.AT_SIZE)
@@ -173,7 +173,7 @@ def _shrink(
             Reason.REMOVING, f"{pool.name}: removing {leaving} of {surplus} surplus replicas", shrinks=True
         )
     else:
-        sentence = f"{pool.name}: {surplus} of {group.asked} replicas are draining"
+        sentence = f"{pool.name}: {surplus} of {group.asked} replicas {'is' if surplus == 1 else 'are'} draining"
         standing = GroupStanding(Reason.DRAINING, sentence, shrinks=True)
     draft.wake_in(draft.settings.start_poll_seconds)
     return standing

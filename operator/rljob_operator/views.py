@@ -29,6 +29,7 @@ LONGEST_POD_MESSAGE = 240
 LONGEST_PROBLEM = 600
 """Most characters of what a RayCluster says went wrong: refusals by Pod Security list all that is wrong with a pod."""
 REFUSALS = (
+    (r" because it is being terminated", Reason.DELETING),
     (r"(exceeded|failed) quota: ", Reason.QUOTA_REFUSED),
     (r"violates PodSecurity ", Reason.POD_SECURITY_REFUSED),
     (r" is forbidden: | denied (the )?request: | is invalid: ", Reason.PODS_REFUSED),
@@ -168,6 +169,8 @@ def pod_view(raw: Object) -> PodView:
         (None, "", "") if ready else _trouble(metadata, raw.get("spec", {}), status, conditions)
     )
     head = labels.get(names.RAY_NODE_TYPE_LABEL) == "head"
+    target = conditions.get("DisruptionTarget", {})
+    target = target if target.get("status") == "True" else {}
     return PodView(
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
@@ -179,7 +182,8 @@ def pod_view(raw: Object) -> PodView:
         trouble=trouble,
         message=message[:LONGEST_POD_MESSAGE],
         container=container,
-        disrupted=status.get("reason") in DISRUPTIONS or conditions.get("DisruptionTarget", {}).get("status") == "True",
+        disrupted=bool(target) or status.get("reason") in DISRUPTIONS,
+        disruption=str(target.get("reason", "")),
         scheduler=_silent_scheduler(raw.get("spec", {}), status, conditions),
         replica=str(labels.get("ray.io/worker-group-replica-name", "")),
         deleting_since=parse_time(metadata.get("deletionTimestamp")),

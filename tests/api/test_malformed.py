@@ -41,6 +41,7 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ("dots", "name: tiny", "name: a.b", "metadata.name", "cannot be part of a host name"),
     ("starts with a digit", "name: tiny", "name: 1st", "metadata.name", "starting with a letter"),
     ("reserved", "name: tiny", "name: head", "metadata.name", "is reserved"),
+    ("a queue too long for a label", *more(f"queueName: {'q' * 64}"), "spec.queueName", "has 64 characters; use 1 to"),
     # types
     ("huge number", *more(f"seed: {'9' * 5000}"), "spec.seed", "is too large for one"),
     ("huge hexadecimal", *more(f"seed: 0x{'f' * 300}"), "spec.seed", "is too large for one"),

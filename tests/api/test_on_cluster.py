@@ -42,6 +42,39 @@ def test_nothing_is_said_of_a_job_that_has_what_pods_need() -> None:
     assert noted("model.source=/models/small", "data.train.source=s3://data/train-*.jsonl") == []
 
 
+KEY = "spec.reward.functions[0].judge.apiKeyEnv"
+FROM_A_SECRET = "[{name: JUDGE_KEY, valueFrom: {secretKeyRef: {name: keys, key: judge}}}]"
+
+
+def judged(key: str, pod: str = "") -> str:
+    """A job whose judge takes its key from a variable, with more of the head's pod."""
+    judge = 'judge: {baseUrl: "https://j/v1", model: m, template: "{response}", apiKeyEnv: %s}'
+    text = JOB.replace("{type: exactMatch}", "{type: judge, %s}" % (judge % key))
+    return text.replace("head: {pod: {", f"head: {{pod: {{{pod}")
+
+
+@pytest.mark.parametrize(
+    ("pod", "there"),
+    [
+        ("", False),
+        (f"env: {FROM_A_SECRET}, ", True),
+        ("env: [{name: OTHER_KEY, value: a}], ", False),
+        (f"template: {{spec: {{containers: [{{name: ray, env: {FROM_A_SECRET}}}]}}}}, ", True),
+        ("template: {spec: {containers: [{name: ray, envFrom: [{secretRef: {name: keys}}]}]}}, ", True),
+        (f"template: {{spec: {{containers: [{{name: proxy, image: a, env: {FROM_A_SECRET}}}]}}}}, ", False),
+    ],
+)
+def test_a_judges_key_that_nobody_sets_on_the_head(pod: str, there: bool) -> None:
+    assert noted(text=judged("JUDGE_KEY", pod)) == ([] if there else [KEY])
+
+
+@pytest.mark.parametrize("name", ["RAY_KEY", "RLJOB_KEY", "RANK"])
+def test_a_judges_key_that_no_pod_may_set(name: str) -> None:
+    (job,) = load_jobs(judged(name))
+    (note,) = cluster_notes(resolve(job))
+    assert str(note) == f"{KEY}: no pod may set {name}, which belongs to rljob or Ray; use another name"
+
+
 @pytest.mark.parametrize(
     ("assignment", "path"),
     [

@@ -52,6 +52,19 @@ def test_a_wrong_shape_is_named(document: Make, template: dict[str, Any], path: 
     assert violations[0].remedy
 
 
+@pytest.mark.parametrize("name", ["worker", "head", "ray-worker"])
+def test_a_container_that_is_meant_to_be_rays_is_told_its_name(document: Make, name: str) -> None:
+    job = document()
+    said = f'is required: "{name}" is a sidecar, since the container that Ray runs in is named ray'
+    path = "spec.trainer.pod.template.spec.containers[0].image"
+    for image in ({}, {"image": "a"}):
+        container = {"name": name, "resources": {"limits": {"cpu": 1}}, **image}
+        job["spec"]["trainer"] = {"pod": {"template": {"spec": {"containers": [container]}}}}
+        _, violations = check(job)
+        told = [] if image else [f"{path}: {said}; add it, or name the container ray"]
+        assert [str(violation) for violation in violations] == told
+
+
 @pytest.mark.parametrize("name", [None, 3, [], ["a"], {"a": "b"}])
 def test_a_volume_that_is_named_by_something_else_than_text(document: Make, name: Any) -> None:
     job = document()

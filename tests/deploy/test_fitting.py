@@ -56,6 +56,22 @@ def test_a_pool_that_a_job_need_not_have_is_fitted_where_it_is() -> None:
     assert fit["spec"]["judge"] == {"replicas": 3, "pod": pod}
 
 
+def test_each_namespace_with_a_job_has_a_claim_of_its_own() -> None:
+    jobs = []
+    for name, namespace in (("a", None), ("b", "team-b"), ("c", "team-b"), ("d", "team-d")):
+        (job,) = documents("quickstart.yaml")
+        job["metadata"] = {"name": name} if namespace is None else {"name": name, "namespace": namespace}
+        jobs.append(job)
+    fit = fitted(jobs, CHECKOUT)
+    claims = [document["metadata"] for document in fit if document["kind"] == "PersistentVolumeClaim"]
+    assert claims == [
+        {"name": "environment"},
+        {"name": "environment", "namespace": "team-b"},
+        {"name": "environment", "namespace": "team-d"},
+    ]
+    assert [document["metadata"] for document in fit[3:]] == [job["metadata"] for job in jobs]
+
+
 def test_a_job_with_an_image_of_its_own_stays_as_it_is() -> None:
     (job,) = documents("quickstart.yaml")
     job["spec"]["image"] = "registry.example.com/trainer:1"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from simulation import World, job_spec
 
+from rljob_api.cluster import PERHAPS_MEMORY
+from rljob_api.status import End
 from rljob_operator.views import pod_view
 
 KILLED = "OOMKilled, exit code 137"
@@ -103,6 +107,77 @@ def test_a_pod_that_is_taken_away_while_it_trains_did_not_crash() -> None:
     world.pods[victim] = replace(world.pods[victim], deleting_since=world.now)
     world.look()
     assert world.status.attempts[0].message == ""
+
+
+GUESS = f"learner rank 1 died during update: its process crashed or was killed{PERHAPS_MEMORY}"
+
+
+def fails_with_guess(world: World) -> str:
+    """The first attempt's message when its driver has lost a rank and doesn't know why."""
+    driver = world.running()[0]
+    world.end(driver, "failed", 75)
+    driver.end = End(kind="failed", reason=GUESS, exit_code=75, time=world.now)
+    world.look()
+    return world.status.attempts[0].message
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"disrupted": True, "disruption": "EvictionByEvictionAPI"}, "was evicted, as when its node is drained"),
+        ({"disrupted": True}, "was evicted"),
+        ({}, "was deleted"),
+    ],
+)
+def test_a_trainer_pod_that_is_taken_away_is_told_as_such_and_not_as_memory(changes: dict[str, Any], told: str) -> None:
+    world = training(retry={"limit": 1})
+    victim = one_of(world, "trainer")
+    world.pods[victim] = replace(world.pods[victim], deleting_since=world.now, **changes)
+    world.look()
+    world.look()
+    message = fails_with_guess(world)
+    assert message.count(victim) == 1
+    assert message.endswith(f"lost pods: {victim} {told}")
+    assert "memory" not in message
+    assert world.status.attempts[0].counted is not changes.get("disrupted", False)
+
+
+def test_a_rank_that_is_lost_with_all_pods_in_place_may_have_lacked_memory() -> None:
+    assert fails_with_guess(training(retry={"limit": 1})) == GUESS
+
+
+def test_pods_that_a_smaller_size_removes_are_no_loss() -> None:
+    world = training()
+    world.edit(rollout={"replicas": 1})
+    world.look()
+    world.drive()
+    world.look()
+    (victim,) = next(iter(world.clusters.values())).group("rollout").removing  # type: ignore[union-attr]
+    world.pods[victim] = replace(world.pods[victim], deleting_since=world.now)
+    world.look()
+    assert world.status.attempts[0].message == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"disrupted": True, "disruption": "EvictionByEvictionAPI"}, "was evicted, as when its node is drained"),
+        ({}, "was deleted"),
+    ],
+)
+def test_a_head_that_is_taken_away_is_told_as_such(changes: dict[str, Any], told: str) -> None:
+    world = training()
+    head = one_of(world, "head")
+    world.pods[head] = replace(world.pods[head], deleting_since=world.now, **changes)
+    world.look()
+    assert world.status.attempts[0].message == f"the head pod {head} {told}"
+
+
+def test_the_view_of_an_evicted_pod_says_by_whom() -> None:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    for conditions, disrupted in (([target], True), ([{**target, "status": "False"}], False)):
+        view = pod_view({"metadata": {"name": "p"}, "status": {"phase": "Running", "conditions": conditions}})
+        assert (view.disrupted, view.disruption) == (disrupted, "EvictionByEvictionAPI" if disrupted else "")
 
 
 def test_the_view_of_a_pod_that_was_killed_for_its_memory_says_so() -> None:

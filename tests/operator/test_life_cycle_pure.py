@@ -234,6 +234,26 @@ def test_growing_is_immediate_and_shrinking_waits_for_the_driver() -> None:
     assert all(not group.removing for cluster in world.clusters.values() for group in cluster.groups)
 
 
+def test_a_pool_that_grows_is_no_pool_that_has_lost_pods() -> None:
+    world = running()
+    warnings = []
+    world.edit(rollout={"replicas": 4})
+    for _ in range(4):
+        warnings += [event.reason for event in world.look().events if event.kind == "Warning"]
+        world.kuberay()
+        assert (world.value("ClusterReady"), world.reason("ClusterReady")) == ("True", "WaitingForPods")
+    world.kubelet()
+    world.look()
+    assert (world.reason("ClusterReady"), warnings) == ("PoolsReady", [])
+    # What is lost at the new size is told as before.
+    world.lose_pod(max(pods_of(world, "rollout")), disrupted=True)
+    world.look()
+    assert (world.value("ClusterReady"), world.reason("ClusterReady")) == ("True", "PoolDegraded")
+    world.kuberay()
+    world.look()
+    assert (world.value("ClusterReady"), world.reason("ClusterReady")) == ("True", "PoolDegraded")
+
+
 SCORED = {"functions": [{"type": "rewardModel", "rewardModel": {"source": "/models/scores"}}]}
 
 
@@ -248,7 +268,8 @@ def test_a_job_with_reward_models_begins_when_one_of_them_is_there() -> None:
     assert (world.submissions, len(pods_of(world, "reward-model"))) == ([1], 1)
     assert world.status.ready == "4/6"
     assert world.status.pools["reward-model"].summary == "1/3"
-    assert world.reason("ClusterReady") == "PoolDegraded"
+    # None of its pods was lost: the pool has not been complete yet.
+    assert (world.value("ClusterReady"), world.reason("ClusterReady")) == ("True", "WaitingForPods")
     world.quota = None
     world.settle(4)
     assert world.status.ready == "6/6"
@@ -268,7 +289,7 @@ def test_two_pools_are_resized_at_once_each_at_its_own_pace() -> None:
     said = world.status.by_type["Resizing"]
     assert (said.reason, said.message) == (
         "Draining",
-        "rollout: 1 of 2 replicas are draining; reward-model: 3 of 4 replicas are draining",
+        "rollout: 1 of 2 replicas is draining; reward-model: 3 of 4 replicas are draining",
     )
     began = world.status.resize_time
     assert began is not None

@@ -160,6 +160,23 @@ def test_every_field_of_progress_that_is_shown_exists() -> None:
     assert PROGRESS.keys() <= ProgressStatus.model_fields.keys()
 
 
+def test_a_refused_job_and_a_pool_that_changes_are_shown() -> None:
+    metrics, world = Metrics(), World(spec=job_spec())
+    world.settle(8)
+
+    def shown(kind: str) -> str:
+        metrics.take(world.observed().job, world.look())
+        labels = f'rljob_condition{{condition="{kind}",job="job",namespace="space"}} '
+        page = generate_latest(metrics.registry).decode()
+        return next(line.removeprefix(labels) for line in page.splitlines() if line.startswith(labels))
+
+    assert (shown("Accepted"), shown("Resizing")) == ("1.0", "0.0")
+    world.edit(rollout={"replicas": 4})
+    assert shown("Resizing") == "1.0"
+    world.labels = {"kueue.x-k8s.io/max-exec-time-seconds": "60"}
+    assert shown("Accepted") == "0.0"
+
+
 def test_what_nobody_has_said_is_not_shown_as_false() -> None:
     metrics, world = Metrics(), World(spec=job_spec())
     metrics.take(world.observed().job, world.look())

@@ -22,6 +22,7 @@ from warm import Forked
 from rljob_api import cluster
 from rljob_api.status import ReplicaStatus
 from rljob_operator.entrypoint import driver_command
+from rljob_operator.head import LINES
 from rljob_trainer.commands.places import SCRATCH
 from rljob_trainer.storage.bucket import ObjectBucket
 
@@ -132,6 +133,8 @@ def test_a_job_is_scaled_up_and_down_suspended_and_resumed(runner: Runner, forke
         second = attempts.start(attempt=2, generation=5)
         printed, _ = second.communicate(timeout=300)
         assert second.returncode == 0, printed
+        # Where the operator looks for it: in the last lines of the Ray job's log.
+        assert any(line.startswith(cluster.DRIVE_FINISHED) for line in printed.splitlines()[-LINES:]), printed
         assert f"resuming from the checkpoint of step {done}" in printed
         records = metrics_of(output)
         assert [r["step"] for r in records] == list(range(1, done + 3))

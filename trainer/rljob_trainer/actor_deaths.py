@@ -6,9 +6,11 @@ import re
 
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
 
+from rljob_api.cluster import PERHAPS_MEMORY
+
 DEATHS = (RayActorError, OutOfMemoryError)
 """What a call of an actor raises when its process is gone. Ray's memory monitor has an error of its own."""
-KILLED = "its process crashed or was killed (perhaps by the system because the host ran out of memory)"
+KILLED = f"its process crashed or was killed{PERHAPS_MEMORY}"
 """All that is known of a process that is gone: the system kills without a word, and may be faster than Ray's monitor of
 memory."""
 _REASON = "The actor is dead because "

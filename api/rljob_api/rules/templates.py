@@ -102,6 +102,12 @@ def templates_are_well_formed(job: Job) -> Iterator[Violation]:
         yield from _not_maps(f"{path}.metadata", template.metadata, METADATA)
         yield from _not_lists(f"{path}.spec", template.spec, {**KEYED, "tolerations": None})
         for where, container in template.containers:
+            name = container.get("name")
+            if isinstance(name, str) and name not in ("", CONTAINER) and not container.get("image"):
+                problem = (
+                    f'is required: "{name}" is a sidecar, since the container that Ray runs in is named {CONTAINER}'
+                )
+                yield Violation(f"{where}.image", problem, f"add it, or name the container {CONTAINER}")
             yield from _not_lists(where, container, KEYED_IN_CONTAINER)
             yield from _not_maps(where, container, ("resources",))
             resources = as_map(container.get("resources"))

@@ -165,15 +165,19 @@ ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 DnsName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+QueueName = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_SUBDOMAIN)]
+"""Name of a Kueue queue, which is the value of a label too."""
 EnvName = Annotated[str, Field(min_length=1, max_length=128, pattern=ENV_NAME)]
 SourceName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.\-/]*[A-Za-z0-9])?$")]
 """Name of a data source or reward part, as it appears in metric names."""
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
 Location = Annotated[str, Field(min_length=1, max_length=1024)]
 """A path, hub id or URI."""
+_PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d{2}|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})".replace(r"\d", "[0-9]")
+_HOST = r"([A-Za-z0-9._\-]+|\[[0-9A-Fa-f:.]+\])"
 BaseUrl = Annotated[
     str,
-    Field(min_length=8, max_length=1024, pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+(/[A-Za-z0-9._~%\-/]*)?$"),
+    Field(min_length=8, max_length=1024, pattern=rf"^https?://{_HOST}(:{_PORT})?(/[A-Za-z0-9._~%\-/]*)?$"),
 ]
 """No user, password or query: what is secret is no part of a job."""
 LongText = Annotated[str, Field(max_length=16384)]

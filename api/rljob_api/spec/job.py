@@ -13,10 +13,10 @@ from rljob_api.spec.base import (
     LIVE,
     SUSPENDED,
     DnsLabel,
-    DnsName,
     LabelKey,
     Listed,
     NullIsAbsent,
+    QueueName,
     SpecModel,
 )
 from rljob_api.spec.data import Data
@@ -94,7 +94,7 @@ class Spec(SpecModel):
     ttl_seconds_after_finished: Annotated[int | None, LIVE] = Field(
         default=None, ge=0, le=315360000, description="Delete the job this long after it ends. Default: never."
     )
-    queue_name: Annotated[DnsName | None, SUSPENDED] = Field(
+    queue_name: Annotated[QueueName | None, SUSPENDED] = Field(
         default=None, description="Kueue queue for the job (cluster only)."
     )
     head: Annotated[HeadPod, SUSPENDED] = Field(default=HeadPod(), description="The head pod (cluster only).")

@@ -18,6 +18,7 @@ from aiohttp import web
 from kube.control_plane import ApiCallError, ControlPlane
 
 from fakes.kubelet import OF_RAY
+from rljob_api.cluster import DRIVE_FINISHED
 from rljob_api.status import (
     Ages,
     Desired,
@@ -176,7 +177,9 @@ class FakeHeads:
         if match is None or driver is None:
             return web.Response(status=404, text="no such job")
         if match[2] == "/logs":
-            return web.json_response({"logs": play.logs})
+            end = driver.end
+            last = f"{DRIVE_FINISHED}{end.reason}\n" if end is not None and end.kind == "succeeded" else ""
+            return web.json_response({"logs": play.logs + last})
         if match[2] == "/stop":
             if driver.state == "RUNNING":
                 driver.state = "STOPPED"

@@ -13,7 +13,7 @@ TEXTS = (
     *("my_rewards:score", "pkg.mod:fn", "/data", "/data/", "/mnt/x", "example.com/team", "cpu", "memory"),
     *("nvidia.com/gpu", "4", "500m", "16Gi", "1.5", "2e3", "s3://bucket/x", "pvc://claim/x", "hf://org/data:en"),
     *("question", "Add: {question}", "answer", "[0-9]+", "topology.kubernetes.io/zone", "x" * 40, "x" * 63, "é" * 20),
-    *("http://judge.team-a.svc:8000/v1", "Judge {response}", "(a|b)"),
+    *("http://judge.team-a.svc:8000/v1", "http://[::1]:65535", "Judge {response}", "(a|b)"),
 )
 """What a pattern lets through is taken from here."""
 TROUBLE = (
@@ -27,7 +27,8 @@ MALFORMED = (
     *("", " ", "-a", "a-", "A B", "a\n", "\na", "a b", "é", "a/b/c", ":x", "x:", "a:b:c", "a..b", ".a", "a.", "_"),
     *("relative/path", "/a:b", "1A", "a=b", "１２", "x" * 64, "x" * 254, "x" * 318, "y" * 1025, "z" * 17000),
     *("Foo.com/x", "foo..com/x", "-1", "1 Gi", "1gi", "0x10", "+5", "-5", "1e", "1Ki5", "🙂"),
-    *("http://user:key@host/v1", "https://host/v1?key=x", "http://"),
+    *("http://user:key@host/v1", "https://host/v1?key=x", "http://", "http://host:70000/v1"),
+    *("http://host:0", "http://[::1/v1", "http://::1"),
 )
 FREE: dict[str, tuple[Any, ...]] = {
     "affinity": ({"nodeAffinity": {}}, {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}),

@@ -118,6 +118,28 @@ async def test_what_has_devices_of_its_own_starts_at_once(played: Played, tmp_pa
     assert {"engine 0 killed", "engine 1 killed"} < set(played.seen)
 
 
+async def test_one_engine_is_waited_for_in_the_singular(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+    wait = Waits.wait
+
+    def noted(self: Waits, who: str, reason: str, *args: Any) -> Any:
+        waited.append(reason)
+        return wait(self, who, reason, *args)
+
+    monkeypatch.setattr(Waits, "wait", noted)
+    played.held.set()
+    async with AsyncExitStack() as stack:
+        await start(tmp_path, stack, placement="separate", rollout={"replicas": 1})
+        await start(tmp_path, stack, placement="separate", rollout={"replicas": 2})
+    assert {reason for reason in waited if "to start" in reason} == {
+        "1 engine to start",
+        "1 learner rank to start",
+        "2 engines to start",
+    }
+
+
 async def test_colocated_engines_come_after_the_learner(played: Played, tmp_path: Path) -> None:
     played.held.set()
     async with AsyncExitStack() as stack:

@@ -65,8 +65,13 @@ def run(args: argparse.Namespace) -> int:
             options = options_of(job, args, listening)
             stream.also(options.output / "logs" / f"attempt-{args.attempt}.log")
             with PlainView(cast(TextIO, stream)) as view, logs_shown(view, job.spec.logging.level):
-                return asyncio.run(run_job(job, options, view)).exit_code
+                ending = asyncio.run(run_job(job, options, view))
+            if ending.exit_code == 0:
+                # Exit code 0 alone says little: any code in this process could end it so.
+                stream.write(f"{cluster.DRIVE_FINISHED}{ending.reason}\n")
+                stream.flush()
+            return ending.exit_code
         except (RLJobError, JobInvalid) as error:
             # The command line says it on standard error, which a Ray job keeps to itself.
-            stream.only_mirror(masked(f"rljob drive: {error}\n"))
+            stream.only_mirror(masked(f"{cluster.DRIVE_SAYS}{error}\n"))
             raise

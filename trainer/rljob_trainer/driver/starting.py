@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
 
 
+def _to_start(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'} to start"
+
+
 async def start_learner_and_engines(
     job: ResolvedJob,
     model: ModelFolder,
@@ -68,14 +72,14 @@ async def start_learner_and_engines(
             code_paths=[str(base)],
             critic_model=critic_model,
         )
-        with waits.wait("driver", f"{spec.trainer.ranks} learner ranks to start", options.start_seconds):
+        with waits.wait("driver", _to_start(spec.trainer.ranks, "learner rank"), options.start_seconds):
             learner = await starting.start_learner(settings, options)
         stack.push_async_callback(learner.close)
         learner_after = time.monotonic() - begun
         return learner
 
     def engines_wait() -> AbstractContextManager[object]:
-        return waits.wait("driver", f"{engine_count(spec)} engines to start", float(spec.deadlines.start_seconds))
+        return waits.wait("driver", _to_start(engine_count(spec), "engine"), float(spec.deadlines.start_seconds))
 
     async def start_beside() -> list[RayEngine]:
         nonlocal engines_after
