@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rljob_api.cluster import DRIVE_FINISHED
+from rljob_api.spec.pod import Pod
 from rljob_trainer.commands import drive, mounted_job
 from rljob_trainer.driver import run
 from rljob_trainer.driver.ending import Ending
@@ -21,7 +22,7 @@ def driven(ending: Ending, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int
     async def run_job(*_: Any) -> Ending:
         return ending
 
-    job = SimpleNamespace(spec=SimpleNamespace(logging=SimpleNamespace(level="info")))
+    job = SimpleNamespace(spec=SimpleNamespace(logging=SimpleNamespace(level="info"), head=SimpleNamespace(pod=Pod())))
     monkeypatch.setattr(run, "run_job", run_job)
     monkeypatch.setattr(mounted_job, "mounted_job", lambda *_: job)
     monkeypatch.setattr(mounted_job, "options_of", lambda *_: SimpleNamespace(output=folder))

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
                 ending = asyncio.run(run_job(job, options, view))
             if ending.exit_code == 0:
                 # Exit code 0 alone says little: any code in this process could end it so.
-                stream.write(f"{cluster.DRIVE_FINISHED}{ending.reason}\n")
+                stream.write(masked(f"{cluster.DRIVE_FINISHED}{ending.reason}\n"))
                 stream.flush()
             return ending.exit_code
         except (RLJobError, JobInvalid) as error:
