@@ -50,9 +50,11 @@ class Tokens:
     whose choices are the first of ``routed_experts``. None: nothing is known of them."""
 
     def __post_init__(self) -> None:
-        lengths = {name: len(stream) for name, stream in self.streams().items() if name not in _OF_PROMPT}
-        if len(set(lengths.values())) > 1:
-            raise ValueError("; ".join(f"{length} {words(name)}" for name, length in lengths.items()))
+        count = len(self.ids)
+        for name in _OF_TOKENS:
+            if (stream := getattr(self, name)) is not None and len(stream) != count:
+                lengths = {name: len(stream) for name, stream in self.streams().items() if name not in _OF_PROMPT}
+                raise ValueError("; ".join(f"{length} {words(name)}" for name, length in lengths.items()))
 
     @classmethod
     def sampled(cls, ids: IntArray, log_probs: FloatArray, versions: IntArray, **streams: Stream) -> Self:
@@ -99,13 +101,9 @@ class Tokens:
     def __getitem__(self, part: slice) -> Self:
         """Views of a part of every stream; what is known of the prompt belongs to parts that begin with the first
         token."""
-        first = not part.start
-        streams = {
-            name: stream if name in _OF_PROMPT else stream[part]
-            for name, stream in self.streams().items()
-            if first or name not in _OF_PROMPT
-        }
-        return type(self)(**streams)
+        streams: list[Any] = [None if (s := getattr(self, name)) is None else s[part] for name in _OF_TOKENS]
+        streams += [None if part.start else getattr(self, name) for name in _OF_PROMPT]
+        return type(self)(*streams)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpacked, ({name: _packed(stream) for name, stream in self.streams().items()},)
@@ -120,8 +118,11 @@ class Tokens:
         return type(self)(**{name: stream for name, stream in there.items() if stream is not None})
 
     def split(self, offsets: Sequence[int]) -> Iterator[Self]:
-        """The parts between each offset and the next; views."""
-        return (self[start:end] for start, end in pairwise(offsets))
+        """The parts between each offset and the next; views, and of a constant what all of a length share."""
+        parts = list(pairwise(offsets))
+        of_tokens = [_split(getattr(self, name), parts) for name in _OF_TOKENS]
+        of_prompt = [[None if start else getattr(self, name) for start, _ in parts] for name in _OF_PROMPT]
+        return map(type(self), *of_tokens, *of_prompt)
 
     def later(self, versions: int) -> Self:
         """These tokens, made by versions whose numbers are so much higher: their weights were published again."""
@@ -134,8 +135,12 @@ class Tokens:
 
 
 _DTYPES: Mapping[str, np.dtype[Any]] = {s.name: np.dtype(s.metadata["dtype"]) for s in fields(Tokens)}
-_OF_PROMPT = frozenset(s.name for s in fields(Tokens) if s.metadata.get("of_prompt"))
+_OF_PROMPT = tuple(s.name for s in fields(Tokens) if s.metadata.get("of_prompt"))
+_OF_TOKENS = tuple(name for name in _DTYPES if name not in _OF_PROMPT)
+"""They come first among the fields."""
 _REQUIRED = [s.name for s in fields(Tokens) if s.default is MISSING]
+_WHOLE_NUMBERS = "biu"
+"""Kinds of types in which equal numbers have the same bytes."""
 _WORDS: Mapping[str, str] = {s.name: s.metadata["words"] for s in fields(Tokens)}
 
 
@@ -169,7 +174,7 @@ def as_constant(stream: Stream) -> Stream:
     """A stream of whole numbers as ``constant`` has them where they are all equal: a response of one policy has one
     version. Other streams stay as they are, since numbers that are equal need not have the same bytes (0.0 and -0.0).
     """
-    if stream.dtype.kind not in "biu" or stream.ndim != 1 or not len(stream) or stream[0] != stream[-1]:
+    if stream.dtype.kind not in _WHOLE_NUMBERS or stream.ndim != 1 or not len(stream) or stream[0] != stream[-1]:
         return stream
     same = is_constant(stream) or bool((stream == stream[0]).all())
     return constant(stream[0].item(), len(stream), stream.dtype) if same else stream
@@ -178,6 +183,14 @@ def as_constant(stream: Stream) -> Stream:
 def is_constant(stream: Stream) -> bool:
     """Whether it is one value in memory, however long: there is nothing to move or to keep."""
     return stream.ndim == 1 and stream.strides == (0,) and len(stream) > 0
+
+
+def _split(stream: Stream | None, parts: Sequence[tuple[int, int]]) -> Sequence[Any]:
+    if stream is None:
+        return [None] * len(parts)
+    if is_constant(stream) and stream.dtype.kind in _WHOLE_NUMBERS:
+        return [constant(stream.item(0), end - start, stream.dtype) for start, end in parts]
+    return [stream[start:end] for start, end in parts]
 
 
 def _joined(pieces: Sequence[Stream], dtype: np.dtype[Any]) -> Stream:
