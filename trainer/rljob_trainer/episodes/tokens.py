@@ -118,7 +118,7 @@ class Tokens:
         return type(self)(**{name: stream for name, stream in there.items() if stream is not None})
 
     def split(self, offsets: Sequence[int]) -> Iterator[Self]:
-        """The parts between each offset and the next; views, and of a constant what all of a length share."""
+        """The parts between each offset and the next: views, or constants (``as_constant``)."""
         parts = list(pairwise(offsets))
         of_tokens = [_split(getattr(self, name), parts) for name in _OF_TOKENS]
         of_prompt = [[None if start else getattr(self, name) for start, _ in parts] for name in _OF_PROMPT]
@@ -152,6 +152,11 @@ def stream_types() -> Mapping[str, np.dtype[Any]]:
 def is_of_prompt(stream: str) -> bool:
     """Whether a stream says something of the prompt, and has its length."""
     return stream in _OF_PROMPT
+
+
+def says_of_prompt(tokens: Tokens) -> bool:
+    """Whether there is a stream that says something of the prompt."""
+    return any(getattr(tokens, name) is not None for name in _OF_PROMPT)
 
 
 def words(stream: str) -> str:
@@ -188,15 +193,17 @@ def is_constant(stream: Stream) -> bool:
 def _split(stream: Stream | None, parts: Sequence[tuple[int, int]]) -> Sequence[Any]:
     if stream is None:
         return [None] * len(parts)
-    if is_constant(stream) and stream.dtype.kind in _WHOLE_NUMBERS:
+    if stream.dtype.kind not in _WHOLE_NUMBERS or stream.ndim != 1:
+        return [stream[start:end] for start, end in parts]
+    if is_constant(stream):
         return [constant(stream.item(0), end - start, stream.dtype) for start, end in parts]
-    return [stream[start:end] for start, end in parts]
+    return [as_constant(stream[start:end]) for start, end in parts]
 
 
 def _joined(pieces: Sequence[Stream], dtype: np.dtype[Any]) -> Stream:
     if all(map(is_constant, pieces)) and len({piece.item(0) for piece in pieces}) == 1:
         return np.broadcast_to(pieces[0][:1].reshape(()), sum(map(len, pieces)))
-    return np.concatenate(pieces, dtype=dtype)
+    return as_constant(np.concatenate(pieces, dtype=dtype))
 
 
 def _packed(stream: Stream) -> Stream | tuple[Stream, int]:
