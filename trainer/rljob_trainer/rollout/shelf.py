@@ -52,9 +52,9 @@ class Shelf:
         """Moves the tokens of results that came together, in place."""
         parts = [result.tokens for result in results]
         if len(parts) == 1 or any(map(says_of_prompt, parts)):
-            moved = map(self.put, parts)
+            moved = [self.put(part) for part in parts]
         else:
-            moved = self.put(Tokens.joined(parts)).split(np.cumsum([0, *map(len, parts)]).tolist())
+            moved = list(self.put(Tokens.joined(parts)).split(np.cumsum([0, *map(len, parts)]).tolist()))
         for result, tokens in zip(results, moved, strict=True):
             result.tokens = tokens
 
@@ -107,7 +107,7 @@ class Shelf:
         assert self._file is not None
         assert self._mapping is not None
         # Not through the mapping: a full disk must be an error here, not a signal later.
-        written = memoryview(b"".join(map(np.ascontiguousarray, arrays)))
+        written = memoryview(b"".join([np.ascontiguousarray(array).data for array in arrays]))
         at = self._end
         while written:
             count = os.pwrite(self._file.fileno(), written, at)
