@@ -131,7 +131,10 @@ def with_digest(streams: bytes, name: str, array: npt.NDArray[Any]) -> bytes:
 
 def digest_of(episode: Episode) -> int:
     """A digest of the token ids of all leaves: what was scored."""
-    return functools.reduce(lambda so_far, leaf: zlib.crc32(leaf.tokens.ids.tobytes(), so_far), episode.leaves, 0)
+    so_far = 0
+    for leaf in episode.leaves:
+        so_far = zlib.crc32(leaf.tokens.ids.tobytes(), so_far)
+    return so_far
 
 
 class Receipts:

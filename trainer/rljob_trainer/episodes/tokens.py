@@ -10,9 +10,10 @@ begins with the first token.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
@@ -51,8 +52,8 @@ class Tokens:
 
     def __post_init__(self) -> None:
         count = len(self.ids)
-        for name in _OF_TOKENS:
-            if (stream := getattr(self, name)) is not None and len(stream) != count:
+        for stream in _of_tokens(self):
+            if stream is not None and len(stream) != count:
                 lengths = {name: len(stream) for name, stream in self.streams().items() if name not in _OF_PROMPT}
                 raise ValueError("; ".join(f"{length} {words(name)}" for name, length in lengths.items()))
 
@@ -82,17 +83,15 @@ class Tokens:
             return cls(**{name: np.empty(0, _DTYPES[name]) for name in _REQUIRED})
         first = next((part for part in parts if len(part)), parts[0])
         whole = {name: stream for name in _OF_PROMPT if (stream := getattr(first, name)) is not None}
-        for name, dtype in _DTYPES.items():
-            if name in _OF_PROMPT:
-                continue
-            pieces = [piece for part in parts if (piece := getattr(part, name)) is not None]
+        for name, column in zip(_OF_TOKENS, zip(*map(_of_tokens, parts), strict=True), strict=True):
+            pieces = [piece for piece in column if piece is not None]
             if len(pieces) < len(parts):
                 missing = sum(len(part) for part in parts if getattr(part, name) is None)
                 if pieces and missing:
                     raise ValueError(f"{missing} of {sum(map(len, parts))} tokens have no {words(name)}")
                 pieces = [piece for piece in pieces if len(piece)]
             if pieces:
-                whole[name] = _joined(pieces, dtype)
+                whole[name] = _joined(pieces, _DTYPES[name])
         return cls(**whole)
 
     def __len__(self) -> int:
@@ -101,7 +100,7 @@ class Tokens:
     def __getitem__(self, part: slice) -> Self:
         """Views of a part of every stream; what is known of the prompt belongs to parts that begin with the first
         token."""
-        streams: list[Any] = [None if (s := getattr(self, name)) is None else s[part] for name in _OF_TOKENS]
+        streams: list[Any] = [None if stream is None else stream[part] for stream in _of_tokens(self)]
         streams += [None if part.start else getattr(self, name) for name in _OF_PROMPT]
         return type(self)(*streams)
 
@@ -120,7 +119,7 @@ class Tokens:
     def split(self, offsets: Sequence[int]) -> Iterator[Self]:
         """The parts between each offset and the next: views, or constants (``as_constant``)."""
         parts = list(pairwise(offsets))
-        of_tokens = [_split(getattr(self, name), parts) for name in _OF_TOKENS]
+        of_tokens = [_split(stream, parts) for stream in _of_tokens(self)]
         of_prompt = [[None if start else getattr(self, name) for start, _ in parts] for name in _OF_PROMPT]
         return map(type(self), *of_tokens, *of_prompt)
 
@@ -138,6 +137,7 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {s.name: np.dtype(s.metadata["dtype"]) fo
 _OF_PROMPT = tuple(s.name for s in fields(Tokens) if s.metadata.get("of_prompt"))
 _OF_TOKENS = tuple(name for name in _DTYPES if name not in _OF_PROMPT)
 """They come first among the fields."""
+_of_tokens: Callable[[Tokens], tuple[Stream | None, ...]] = attrgetter(*_OF_TOKENS)
 _REQUIRED = [s.name for s in fields(Tokens) if s.default is MISSING]
 _WHOLE_NUMBERS = "biu"
 """Kinds of types in which equal numbers have the same bytes."""
@@ -201,8 +201,9 @@ def _split(stream: Stream | None, parts: Sequence[tuple[int, int]]) -> Sequence[
 
 
 def _joined(pieces: Sequence[Stream], dtype: np.dtype[Any]) -> Stream:
-    if all(map(is_constant, pieces)) and len({piece.item(0) for piece in pieces}) == 1:
-        return np.broadcast_to(pieces[0][:1].reshape(()), sum(map(len, pieces)))
+    first = pieces[0]
+    if is_constant(first) and all(p is first or (is_constant(p) and p.item(0) == first.item(0)) for p in pieces):
+        return np.broadcast_to(first[:1].reshape(()), sum(map(len, pieces)))
     return as_constant(np.concatenate(pieces, dtype=dtype))
 
 

@@ -17,7 +17,7 @@ from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 _MOST = 1 << 17
 """Episodes that are remembered; the oldest are forgotten."""
 
-_Key = tuple[str, int, int]
+_Key = tuple[object, ...]
 
 
 @dataclass(slots=True)
@@ -47,11 +47,12 @@ class Homes:
 
     def sent(self, request: GenerationRequest, engine: str) -> None:
         """The request goes to this engine."""
-        if _begins(request):
-            self._homes.pop(_key(request.id), None)
-        home = self._homes.setdefault(_key(request.id), _Home(engine, 0))
+        key = _key(request.id)
+        home = self._homes.pop(key, None)
+        if home is None or _begins(request):
+            home = _Home(engine, 0)
         home.engine = engine
-        self._homes.move_to_end(_key(request.id))
+        self._homes[key] = home  # the last one now
         while len(self._homes) > _MOST:
             self._homes.popitem(last=False)
 
@@ -97,4 +98,4 @@ def _begins(request: GenerationRequest) -> bool:
 
 
 def _key(id: EpisodeId) -> _Key:
-    return id.purpose, id.ordinal, id.sample
+    return id[:-1]
