@@ -13,6 +13,8 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -80,6 +82,7 @@ class Receipt(NamedTuple):
 
 
 _DIGEST = struct.Struct("<?I")
+_streams = attrgetter(*stream_types())
 _DIGESTS = struct.Struct("<" + "?I" * len(stream_types()))
 
 
@@ -94,6 +97,13 @@ def digest(stream: npt.NDArray[Any]) -> int:
     if is_constant(stream):
         return _digest_of_constant(stream[:1].tobytes(), len(stream))
     return zlib.crc32(stream.tobytes())
+
+
+def digests(stream: npt.NDArray[Any], offsets: Sequence[int]) -> list[int]:
+    """Those of the parts between each offset and the next."""
+    data = memoryview(np.ascontiguousarray(stream).reshape(-1).view(np.uint8).data)
+    row = data.nbytes // max(len(stream), 1)
+    return [zlib.crc32(data[start * row : end * row]) for start, end in pairwise(offsets)]
 
 
 @functools.lru_cache(maxsize=16384)
@@ -117,8 +127,7 @@ def stream_digests(tokens: Tokens) -> bytes:
     there and its digest. A driver that waits for many groups has a receipt for each response, so it is one small
     object."""
     told: list[int] = []
-    for name, dtype in stream_types().items():
-        stream = getattr(tokens, name)
+    for stream, dtype in zip(_streams(tokens), stream_types().values(), strict=True):
         told += (False, 0) if stream is None else (True, digest(np.asarray(stream, dtype)))
     return _DIGESTS.pack(*told)
 
