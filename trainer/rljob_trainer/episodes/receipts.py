@@ -82,7 +82,7 @@ class Receipt(NamedTuple):
 
 
 _DIGEST = struct.Struct("<?I")
-_streams = attrgetter(*stream_types())
+_streams, _TYPES = attrgetter(*stream_types()), tuple(stream_types().values())
 _DIGESTS = struct.Struct("<" + "?I" * len(stream_types()))
 
 
@@ -127,8 +127,11 @@ def stream_digests(tokens: Tokens) -> bytes:
     there and its digest. A driver that waits for many groups has a receipt for each response, so it is one small
     object."""
     told: list[int] = []
-    for stream, dtype in zip(_streams(tokens), stream_types().values(), strict=True):
-        told += (False, 0) if stream is None else (True, digest(np.asarray(stream, dtype)))
+    for stream, dtype in zip(_streams(tokens), _TYPES, strict=False):
+        if stream is None:
+            told += (False, 0)
+        else:
+            told += (True, digest(stream if stream.dtype is dtype else np.asarray(stream, dtype)))
     return _DIGESTS.pack(*told)
 
 
