@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 from small_episodes import named, same_tokens
 
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.receipts import Receipt, receipt_of
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.episodes.tokens import NOTHING, Tokens
 from rljob_trainer.rollout.columns import Requests, Results
@@ -43,6 +45,20 @@ def test_results_arrive_as_they_were_whatever_their_length() -> None:
     assert [r.finish for r in arrived] == ["stop", "aborted", "stop"]
     for got, sent in zip(arrived, results, strict=True):
         assert same_tokens(got.tokens, sent.tokens)
+
+
+def test_receipts_arrive_as_they_were_also_those_of_other_responses() -> None:
+    tokens = Tokens.sampled(np.arange(3, dtype=np.int32), np.zeros(3, np.float32), np.zeros(3, np.int32))
+    requests = [GenerationRequest(named(name), (5, 6), SamplingSettings(0.5), seed=n) for n, name in enumerate("abc")]
+    own = [receipt_of(request, tokens) for request in requests]
+    for receipts in (own, own[::-1], [own[0], None, own[2]], [None] * 3):
+        results = Results(
+            GenerationResult(request.id, tokens, "stop", receipt=receipt, prefilled=request.seed)
+            for request, receipt in zip(requests, receipts, strict=True)
+        )
+        arrived = pickle.loads(pickle.dumps(results))
+        assert [(r.id, r.receipt, r.prefilled) for r in arrived] == [(r.id, r.receipt, r.prefilled) for r in results]
+        assert all(type(r.receipt) is Receipt and type(r.receipt.id) is EpisodeId for r in arrived if r.receipt)
 
 
 def test_empty_lists_travel_too() -> None:

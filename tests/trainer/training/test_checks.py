@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from small_episodes import an_episode
 
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
-from rljob_trainer.episodes.receipts import digest_of
+from rljob_trainer.episodes.receipts import ReceiptError, digest_of, receipt_of
+from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
 from rljob_trainer.errors import EngineError, IntegrityError
 from rljob_trainer.training.batch import layout
 from rljob_trainer.training.checks import TrainedPrompts, check_groups, check_layout
@@ -72,3 +75,42 @@ def test_a_mask_that_moved_is_named() -> None:
     batch.sequences.mask[3] = False
     with pytest.raises(IntegrityError, match="the mask of sample 1 of prompt 4"):
         check_layout(batch, groups)
+
+
+@pytest.mark.parametrize("stream", ["ids", "log_probs"])
+@pytest.mark.parametrize("sample", range(4))
+def test_a_stream_that_is_not_the_samples_own_is_named(stream: str, sample: int) -> None:
+    groups = [group(4), group(5)]
+    batch = layout(groups)
+    own = groups[sample // 2].episodes[sample % 2].leaves[0].tokens
+    getattr(own, stream)[1] += 1
+    with pytest.raises(IntegrityError, match=f"the row of .* of sample {sample % 2} of prompt {4 + sample // 2}"):
+        check_layout(batch, groups)
+
+
+def test_a_batch_that_lacks_a_row_or_has_another_score_is_refused() -> None:
+    groups = [group(4), group(5)]
+    with pytest.raises(IntegrityError, match="the row of token ids of sample 0 of prompt 5"):
+        check_layout(layout(groups[:1]), groups)
+    with pytest.raises(IntegrityError, match="of sample 1 of prompt 4 in the batch is not"):
+        check_layout(layout(groups), groups[:1])
+    batch = layout(groups)
+    batch.scores[2] = 7
+    with pytest.raises(IntegrityError, match="the score of sample 0 of prompt 5"):
+        check_layout(batch, groups)
+    batch.offsets[2] += 1
+    batch.scores[2] = 0
+    with pytest.raises(IntegrityError, match="the row of token ids of sample 1 of prompt 4"):
+        check_layout(batch, groups)
+
+
+def test_a_log_prob_that_changed_after_it_arrived_is_the_receipts_to_name() -> None:
+    groups = [group(4)]
+    episode = groups[0].episodes[1]
+    (leaf,) = episode.leaves
+    request = GenerationRequest(episode.id, leaf.prompt_ids, SamplingSettings(), 0)
+    episode.leaves = (replace(leaf, receipt=receipt_of(request, leaf.tokens)),)
+    check_groups(groups, 3)
+    leaf.tokens.log_probs[0] = np.nan
+    with pytest.raises(ReceiptError, match="the log-probs of sample 1 of prompt 4 differ"):
+        check_groups(groups, 3)

@@ -51,7 +51,8 @@ class Task:
     ) -> GenerationRequest:
         """The model's turn of this number after ``context``."""
         begun = self.begun.get(turn, NOT_BEGUN).after(context)
-        id, seed = self.id._replace(turn=turn), turn_seed(self.seed, turn)
+        id = self.id if turn == self.id.turn else self.id._replace(turn=turn)
+        seed = turn_seed(self.seed, turn)
         return GenerationRequest(id, context, sampling or self.sampling, seed, begun)
 
 

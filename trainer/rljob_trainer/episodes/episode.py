@@ -154,12 +154,12 @@ class Episode:
     @property
     def response_tokens(self) -> int:
         """Tokens after the prompts of all leaves, masked ones too."""
-        return sum(len(leaf.tokens) for leaf in self.leaves)
+        return sum([len(leaf.tokens.ids) for leaf in self.leaves])
 
     @property
     def answers(self) -> int:
         """How often the model has spoken."""
-        return sum(len(leaf.turns) for leaf in self.leaves)
+        return sum(len(leaf.spans) or 1 for leaf in self.leaves)
 
     def answer_ends(self) -> Iterator[int | None]:
         """The place of each answer's last token in all tokens after the prompts; None of one that has no token."""
@@ -195,12 +195,11 @@ class Episode:
     @property
     def said_ids(self) -> list[int]:
         """The ids of the tokens that the model made, turn after turn: what it was given in between is left out."""
-        return [
-            token
-            for leaf in self.leaves
-            for turn in leaf.turns
-            for token in leaf.tokens.ids[turn.start : turn.stop].tolist()
-        ]
+        said: list[int] = []
+        for leaf in self.leaves:
+            for turn in leaf.turns:
+                said += leaf.tokens.ids[turn.start : turn.stop].tolist()
+        return said
 
 
 def single_turn(

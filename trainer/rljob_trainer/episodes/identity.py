@@ -25,6 +25,8 @@ class EpisodeId(NamedTuple):
 
     def __str__(self) -> str:
         """The name as messages have it: ``sample 3 of prompt 7``."""
+        if self.purpose == TRAINING and not self.turn:
+            return f"sample {self.sample} of prompt {self.ordinal}"
         where = f" of {self.purpose}" if self.purpose != TRAINING else ""
         turn = f", turn {self.turn}" if self.turn else ""
         if self.turn >> _NUMBER_BITS:

@@ -11,14 +11,17 @@ from __future__ import annotations
 import functools
 import struct
 import zlib
+from array import array
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.tokens import Tokens, is_of_prompt, stream_types, words
+from rljob_trainer.episodes.tokens import Tokens, is_constant, is_of_prompt, stream_types, words
 from rljob_trainer.errors import EngineError
 
 if TYPE_CHECKING:
@@ -79,32 +82,57 @@ class Receipt(NamedTuple):
 
 
 _DIGEST = struct.Struct("<?I")
-_NO_DIGEST = _DIGEST.pack(False, 0)
+_streams, _TYPES = attrgetter(*stream_types()), tuple(stream_types().values())
+_DIGESTS = struct.Struct("<" + "?I" * len(stream_types()))
 
 
 class ReceiptError(EngineError):
     """What arrived is not what an engine sent, or not what it was asked for (exit code 75: start again)."""
 
 
-def digest(array: npt.NDArray[Any]) -> int:
+def digest(stream: npt.NDArray[Any]) -> int:
     """32 bits of an array's bytes."""
-    return zlib.crc32(array.data if array.flags.c_contiguous else array.tobytes())
+    if stream.flags.c_contiguous:
+        return zlib.crc32(stream)  # type: ignore[arg-type]  # an array is a buffer, and its ``data`` another object
+    if is_constant(stream):
+        return _digest_of_constant(stream[:1].tobytes(), len(stream))
+    return zlib.crc32(stream.tobytes())
+
+
+def digests(stream: npt.NDArray[Any], offsets: Sequence[int]) -> list[int]:
+    """Those of the parts between each offset and the next."""
+    data = memoryview(np.ascontiguousarray(stream).reshape(-1).view(np.uint8).data)
+    row = data.nbytes // max(len(stream), 1)
+    return [zlib.crc32(data[start * row : end * row]) for start, end in pairwise(offsets)]
+
+
+@functools.lru_cache(maxsize=16384)
+def _digest_of_constant(value: bytes, count: int) -> int:
+    return zlib.crc32(value * count)
 
 
 def prompt_digest(token_ids: Sequence[int]) -> int:
     """The digest of token ids that are no array."""
-    return digest(np.asarray(token_ids, np.int32))
+    return _prompt_digest(tuple(token_ids))
+
+
+@functools.lru_cache(maxsize=16)
+def _prompt_digest(token_ids: tuple[int, ...]) -> int:
+    """Siblings, which share a prompt, come one after the other; looking it up reads every token id all the same."""
+    return zlib.crc32(array("i", token_ids))
 
 
 def stream_digests(tokens: Tokens) -> bytes:
     """Digests of every stream in the type that it travels in: five bytes for each that there can be, whether it is
     there and its digest. A driver that waits for many groups has a receipt for each response, so it is one small
     object."""
-    streams = tokens.streams()
-    return b"".join(
-        _DIGEST.pack(True, digest(np.asarray(streams[name], dtype))) if name in streams else _NO_DIGEST
-        for name, dtype in stream_types().items()
-    )
+    told: list[int] = []
+    for stream, dtype in zip(_streams(tokens), _TYPES, strict=False):
+        if stream is None:
+            told += (False, 0)
+        else:
+            told += (True, digest(stream if stream.dtype is dtype else np.asarray(stream, dtype)))
+    return _DIGESTS.pack(*told)
 
 
 def with_digest(streams: bytes, name: str, array: npt.NDArray[Any]) -> bytes:
@@ -115,7 +143,10 @@ def with_digest(streams: bytes, name: str, array: npt.NDArray[Any]) -> bytes:
 
 def digest_of(episode: Episode) -> int:
     """A digest of the token ids of all leaves: what was scored."""
-    return functools.reduce(lambda so_far, leaf: zlib.crc32(leaf.tokens.ids.tobytes(), so_far), episode.leaves, 0)
+    so_far = 0
+    for leaf in episode.leaves:
+        so_far = zlib.crc32(leaf.tokens.ids.tobytes(), so_far)
+    return so_far
 
 
 class Receipts:
@@ -123,13 +154,10 @@ class Receipts:
 
     def __init__(self) -> None:
         self._asked: dict[EpisodeId, tuple[int, float, int]] = {}
-        self._last: tuple[Sequence[int], int] = ((), 0)
 
     def take(self, request: ReceiptedRequest) -> None:
         """The engine has been given a request."""
-        if request.prompt_ids is not self._last[0]:  # siblings share it
-            self._last = request.prompt_ids, prompt_digest(request.prompt_ids)
-        self._asked[request.id] = self._last[1], request.sampling.temperature, request.seed
+        self._asked[request.id] = prompt_digest(request.prompt_ids), request.sampling.temperature, request.seed
 
     def write(self, results: Sequence[ReceiptedAnswer]) -> None:
         """The engine has ended requests."""
@@ -156,16 +184,18 @@ def check_answer(request: ReceiptedRequest, result: ReceiptedAnswer) -> None:
     receipt = result.receipt
     if receipt is None:
         return
+    now = receipt_of(request, result.tokens)
+    if receipt == now:
+        return
     name = str(request.id)
-    asked = request.sampling.temperature
     wrong = list(_of_another(name, request.id, receipt))
-    if receipt.temperature != asked:
-        wrong.append(f"{name} was sampled at temperature {receipt.temperature:g}, not at {asked:g}")
-    if receipt.seed != request.seed:
+    if receipt.temperature != now.temperature:
+        wrong.append(f"{name} was sampled at temperature {receipt.temperature:g}, not at {now.temperature:g}")
+    if receipt.seed != now.seed:
         wrong.append(f"{name} was sampled with the wrong seed")
-    if receipt.prompt != prompt_digest(request.prompt_ids):
+    if receipt.prompt != now.prompt:
         wrong.append(f"{name} was generated for another prompt")
-    _raise(wrong or list(_changed(name, receipt, result.tokens)), "between driver and engine")
+    _raise(wrong or list(_changed(name, receipt, now.streams)), "between driver and engine")
 
 
 def check_episode(episode: Episode) -> None:
@@ -175,13 +205,18 @@ def check_episode(episode: Episode) -> None:
             receipt = turn.receipt
             if receipt is None:
                 continue
+            context = prompt_digest(leaf.prompt_ids)
+            if turn.start:
+                context = zlib.crc32(np.asarray(leaf.tokens.ids[: turn.start], np.int32).data, context)
+            whole = turn.start == 0 and turn.stop == len(leaf.tokens)
+            streams = stream_digests(leaf.tokens if whole else leaf.tokens[turn.start : turn.stop])
+            if receipt.id[:-1] == episode.id[:-1] and receipt.prompt == context and receipt.streams == streams:
+                continue
             name = str(episode.id._replace(turn=number))
             wrong = list(_of_another(name, episode.id._replace(turn=receipt.id.turn), receipt))
-            before = (*leaf.prompt_ids, *leaf.tokens.ids[: turn.start].tolist()) if turn.start else leaf.prompt_ids
-            if receipt.prompt != prompt_digest(before):
+            if receipt.prompt != context:
                 wrong.append(f"{name} was generated for a different context")
-            own = leaf.tokens[turn.start : turn.stop]
-            wrong = wrong or list(_changed(name, receipt, own, with_prompt=not turn.start))
+            wrong = wrong or list(_changed(name, receipt, streams, with_prompt=not turn.start))
             _raise(wrong, "between its arrival and the batch")
 
 
@@ -190,10 +225,7 @@ def _of_another(name: str, id: EpisodeId, receipt: Receipt) -> Iterator[str]:
         yield f"{name} holds the response of {receipt.id}"
 
 
-def _changed(name: str, receipt: Receipt, tokens: Tokens, *, with_prompt: bool = True) -> Iterator[str]:
-    now = stream_digests(tokens)
-    if receipt.streams == now:
-        return
+def _changed(name: str, receipt: Receipt, now: bytes, *, with_prompt: bool = True) -> Iterator[str]:
     for number, stream in enumerate(stream_types()):
         if is_of_prompt(stream) and not with_prompt:
             continue  # what was known of what stands before the tokens went to that

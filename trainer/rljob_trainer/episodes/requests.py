@@ -55,7 +55,7 @@ class BegunTurn(NamedTuple):
 
     def after(self, context: Sequence[int]) -> Tokens:
         """The tokens, if the model sees ``context``; else none."""
-        return self.tokens if prompt_digest(context) == self.context else NOTHING
+        return self.tokens if len(self.tokens) and prompt_digest(context) == self.context else NOTHING
 
 
 NOT_BEGUN = BegunTurn(0, NOTHING)

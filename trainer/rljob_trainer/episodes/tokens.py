@@ -10,9 +10,10 @@ begins with the first token.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
@@ -50,9 +51,11 @@ class Tokens:
     whose choices are the first of ``routed_experts``. None: nothing is known of them."""
 
     def __post_init__(self) -> None:
-        lengths = {name: len(stream) for name, stream in self.streams().items() if name not in _OF_PROMPT}
-        if len(set(lengths.values())) > 1:
-            raise ValueError("; ".join(f"{length} {words(name)}" for name, length in lengths.items()))
+        count = len(self.ids)
+        for stream in _of_tokens(self):
+            if stream is not None and len(stream) != count:
+                lengths = {name: len(stream) for name, stream in self.streams().items() if name not in _OF_PROMPT}
+                raise ValueError("; ".join(f"{length} {words(name)}" for name, length in lengths.items()))
 
     @classmethod
     def sampled(cls, ids: IntArray, log_probs: FloatArray, versions: IntArray, **streams: Stream) -> Self:
@@ -80,17 +83,15 @@ class Tokens:
             return cls(**{name: np.empty(0, _DTYPES[name]) for name in _REQUIRED})
         first = next((part for part in parts if len(part)), parts[0])
         whole = {name: stream for name in _OF_PROMPT if (stream := getattr(first, name)) is not None}
-        for name, dtype in _DTYPES.items():
-            if name in _OF_PROMPT:
-                continue
-            pieces = [piece for part in parts if (piece := getattr(part, name)) is not None]
+        for name, column in zip(_OF_TOKENS, zip(*map(_of_tokens, parts), strict=True), strict=True):
+            pieces = [piece for piece in column if piece is not None]
             if len(pieces) < len(parts):
                 missing = sum(len(part) for part in parts if getattr(part, name) is None)
                 if pieces and missing:
                     raise ValueError(f"{missing} of {sum(map(len, parts))} tokens have no {words(name)}")
                 pieces = [piece for piece in pieces if len(piece)]
             if pieces:
-                whole[name] = _joined(pieces, dtype)
+                whole[name] = _joined(pieces, _DTYPES[name])
         return cls(**whole)
 
     def __len__(self) -> int:
@@ -99,13 +100,9 @@ class Tokens:
     def __getitem__(self, part: slice) -> Self:
         """Views of a part of every stream; what is known of the prompt belongs to parts that begin with the first
         token."""
-        first = not part.start
-        streams = {
-            name: stream if name in _OF_PROMPT else stream[part]
-            for name, stream in self.streams().items()
-            if first or name not in _OF_PROMPT
-        }
-        return type(self)(**streams)
+        streams: list[Any] = [None if stream is None else stream[part] for stream in _of_tokens(self)]
+        streams += [None if part.start else getattr(self, name) for name in _OF_PROMPT]
+        return type(self)(*streams)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpacked, ({name: _packed(stream) for name, stream in self.streams().items()},)
@@ -120,8 +117,11 @@ class Tokens:
         return type(self)(**{name: stream for name, stream in there.items() if stream is not None})
 
     def split(self, offsets: Sequence[int]) -> Iterator[Self]:
-        """The parts between each offset and the next; views."""
-        return (self[start:end] for start, end in pairwise(offsets))
+        """The parts between each offset and the next: views, or constants (``as_constant``)."""
+        parts = list(pairwise(offsets))
+        of_tokens = [_split(stream, parts) for stream in _of_tokens(self)]
+        of_prompt = [[None if start else getattr(self, name) for start, _ in parts] for name in _OF_PROMPT]
+        return map(type(self), *of_tokens, *of_prompt)
 
     def later(self, versions: int) -> Self:
         """These tokens, made by versions whose numbers are so much higher: their weights were published again."""
@@ -134,8 +134,13 @@ class Tokens:
 
 
 _DTYPES: Mapping[str, np.dtype[Any]] = {s.name: np.dtype(s.metadata["dtype"]) for s in fields(Tokens)}
-_OF_PROMPT = frozenset(s.name for s in fields(Tokens) if s.metadata.get("of_prompt"))
+_OF_PROMPT = tuple(s.name for s in fields(Tokens) if s.metadata.get("of_prompt"))
+_OF_TOKENS = tuple(name for name in _DTYPES if name not in _OF_PROMPT)
+"""They come first among the fields."""
+_of_tokens: Callable[[Tokens], tuple[Stream | None, ...]] = attrgetter(*_OF_TOKENS)
 _REQUIRED = [s.name for s in fields(Tokens) if s.default is MISSING]
+_WHOLE_NUMBERS = "biu"
+"""Kinds of types in which equal numbers have the same bytes."""
 _WORDS: Mapping[str, str] = {s.name: s.metadata["words"] for s in fields(Tokens)}
 
 
@@ -147,6 +152,11 @@ def stream_types() -> Mapping[str, np.dtype[Any]]:
 def is_of_prompt(stream: str) -> bool:
     """Whether a stream says something of the prompt, and has its length."""
     return stream in _OF_PROMPT
+
+
+def says_of_prompt(tokens: Tokens) -> bool:
+    """Whether there is a stream that says something of the prompt."""
+    return any(getattr(tokens, name) is not None for name in _OF_PROMPT)
 
 
 def words(stream: str) -> str:
@@ -169,7 +179,7 @@ def as_constant(stream: Stream) -> Stream:
     """A stream of whole numbers as ``constant`` has them where they are all equal: a response of one policy has one
     version. Other streams stay as they are, since numbers that are equal need not have the same bytes (0.0 and -0.0).
     """
-    if stream.dtype.kind not in "biu" or stream.ndim != 1 or not len(stream) or stream[0] != stream[-1]:
+    if stream.dtype.kind not in _WHOLE_NUMBERS or stream.ndim != 1 or not len(stream) or stream[0] != stream[-1]:
         return stream
     same = is_constant(stream) or bool((stream == stream[0]).all())
     return constant(stream[0].item(), len(stream), stream.dtype) if same else stream
@@ -180,10 +190,21 @@ def is_constant(stream: Stream) -> bool:
     return stream.ndim == 1 and stream.strides == (0,) and len(stream) > 0
 
 
+def _split(stream: Stream | None, parts: Sequence[tuple[int, int]]) -> Sequence[Any]:
+    if stream is None:
+        return [None] * len(parts)
+    if stream.dtype.kind not in _WHOLE_NUMBERS or stream.ndim != 1:
+        return [stream[start:end] for start, end in parts]
+    if is_constant(stream):
+        return [constant(stream.item(0), end - start, stream.dtype) for start, end in parts]
+    return [as_constant(stream[start:end]) for start, end in parts]
+
+
 def _joined(pieces: Sequence[Stream], dtype: np.dtype[Any]) -> Stream:
-    if all(map(is_constant, pieces)) and len({piece.item(0) for piece in pieces}) == 1:
-        return np.broadcast_to(pieces[0][:1].reshape(()), sum(map(len, pieces)))
-    return np.concatenate(pieces, dtype=dtype)
+    first = pieces[0]
+    if is_constant(first) and all(p is first or (is_constant(p) and p.item(0) == first.item(0)) for p in pieces):
+        return np.broadcast_to(first[:1].reshape(()), sum(map(len, pieces)))
+    return as_constant(np.concatenate(pieces, dtype=dtype))
 
 
 def _packed(stream: Stream) -> Stream | tuple[Stream, int]:

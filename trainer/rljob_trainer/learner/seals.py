@@ -6,9 +6,8 @@ One digest for each sequence and stream: a rank that finds another names both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
-from rljob_trainer.episodes.receipts import digest
+from rljob_trainer.episodes.receipts import digests
 from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner.packing import STREAMS
 from rljob_trainer.learner.prefixes import offsets_of
@@ -24,12 +23,12 @@ def seals_of(batch: SequenceBatch) -> dict[str, list[int]]:
     """The seals of every stream that the batch has."""
     rows = offsets_of(batch.prompt_lengths + batch.response_lengths).tolist()
     tokens = offsets_of(batch.response_lengths).tolist()
-    seals = {"token_ids": [digest(batch.token_ids[a:b]) for a, b in pairwise(rows)]}
-    if (routed := batch.routed_experts) is not None:
-        seals["routed_experts"] = [digest(routed[a:b]) for a, b in pairwise(rows)]
+    seals = {"token_ids": digests(batch.token_ids, rows)}
+    if batch.routed_experts is not None:
+        seals["routed_experts"] = digests(batch.routed_experts, rows)
     for name in STREAMS:
         if (stream := getattr(batch, name)) is not None:
-            seals[name] = [digest(stream[a:b]) for a, b in pairwise(tokens)]
+            seals[name] = digests(stream, tokens)
     return seals
 
 

@@ -327,17 +327,17 @@ class Dispatch(ABC):
 
     def _resolve(self, member: Member, results: Sequence[GenerationResult]) -> None:
         now = time.monotonic()
-        for result in results:
-            pending = member.pending.pop(result.id, None)
-            if pending is not None and not pending.done.done():
-                if not self._is_sound(pending, result):
-                    continue
-                self.homes.answered(pending.request, result)
-                result.seconds = now - pending.since
-                if pending.is_cut and result.finish == "length":
-                    result.finish = "deadline"  # it was left one token
-                if self._shelf is not None:
-                    self._shelf.keep(result)
+        asked = [(member.pending.pop(result.id, None), result) for result in results]
+        wanted = [(pending, result) for pending, result in asked if pending is not None and not pending.done.done()]
+        sound = [(pending, result) for pending, result in wanted if self._is_sound(pending, result)]
+        if sound and self._shelf is not None:
+            self._shelf.keep(*(result for _, result in sound))
+        for pending, result in sound:
+            self.homes.answered(pending.request, result)
+            result.seconds = now - pending.since
+            if pending.is_cut and result.finish == "length":
+                result.finish = "deadline"  # it was left one token
+            if not pending.done.done():
                 self._answer(pending, result)
         if results:
             member.answers()

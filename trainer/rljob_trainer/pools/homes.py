@@ -17,7 +17,7 @@ from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 _MOST = 1 << 17
 """Episodes that are remembered; the oldest are forgotten."""
 
-_Key = tuple[str, int, int]
+_Key = tuple[object, ...]
 
 
 @dataclass(slots=True)
@@ -47,11 +47,12 @@ class Homes:
 
     def sent(self, request: GenerationRequest, engine: str) -> None:
         """The request goes to this engine."""
-        if _begins(request):
-            self._homes.pop(_key(request.id), None)
-        home = self._homes.setdefault(_key(request.id), _Home(engine, 0))
+        key = _key(request.id)
+        home = self._homes.pop(key, None)
+        if home is None or _begins(request):
+            home = _Home(engine, 0)
         home.engine = engine
-        self._homes.move_to_end(_key(request.id))
+        self._homes[key] = home  # the last one now
         while len(self._homes) > _MOST:
             self._homes.popitem(last=False)
 
@@ -62,11 +63,13 @@ class Homes:
         home = self._homes.get(_key(request.id))
         if home is None or made <= begun:
             return
-        prompt, versions = len(request.prompt_ids), result.tokens.versions[begun:]
-        again = max(result.prefilled - max(prompt + begun - home.computed, 0), 0)
+        prompt, versions = len(request.prompt_ids), result.tokens.versions
+        first = versions.item(begun)
+        again = result.prefilled and max(result.prefilled - max(prompt + begun - home.computed, 0), 0)
         # What was cached is forgotten with the weights that it was computed by.
-        forced = again if home.version not in (None, int(versions[0])) else 0
+        forced = again if home.version not in (None, first) else 0
         if self._recomputes:
+            versions = versions[begun:]
             # Where the version changes all that stands before was computed once more.
             changes = (versions[1:] != versions[:-1]).nonzero()[0] + begun + 1
             while_it_ran = int(changes.sum()) + prompt * len(changes)
@@ -74,7 +77,7 @@ class Homes:
         self._forced += forced
         self._again += again
         # Nothing was computed from its last token.
-        home.computed, home.version = prompt + made - 1, int(versions[-1])
+        home.computed, home.version = prompt + made - 1, versions.item(-1)
 
     def take_counts(self) -> dict[str, float]:
         """Metrics since the last call; empty when nothing was generated."""
@@ -97,4 +100,4 @@ def _begins(request: GenerationRequest) -> bool:
 
 
 def _key(id: EpisodeId) -> _Key:
-    return id.purpose, id.ordinal, id.sample
+    return id[:-1]

@@ -14,6 +14,7 @@ not answer, ``onError: fail`` raises ``RewardWorkerError``: the run may be tried
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from rljob_trainer.episodes.episode import Group, RewardResult
+from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.receipts import digest_of
 from rljob_trainer.errors import CHANGED_JOB, JobFileError, RewardError, RewardWorkerError, UnscoredError
 from rljob_trainer.rewards.code_tests import DEFAULT_SECONDS, OUTPUT_BYTES
@@ -258,7 +260,7 @@ class RewardPool:
         """One result per episode, in their order. Raises ``RewardError``, ``RewardWorkerError`` or ``UnscoredError`` as
         the job's ``onError`` says, and ``JobFileError`` when a judge refuses to answer at all."""
         prompt = group.prompt
-        results = await self.score_responses(
+        return await self.score_responses(
             [
                 Response(
                     prompt=prompt.text,
@@ -278,15 +280,14 @@ class RewardPool:
                     answers=episode.answers,
                 )
                 for episode in group.episodes
-            ]
+            ],
+            [(episode.id, digest_of(episode)) for episode in group.episodes],
         )
-        return [
-            replace(result, of=(episode.id, digest_of(episode)))
-            for result, episode in zip(results, group.episodes, strict=True)
-        ]
 
-    async def score_responses(self, responses: Sequence[Response]) -> list[RewardResult]:
-        """Scores like ``score``, for responses that are no group."""
+    async def score_responses(
+        self, responses: Sequence[Response], of: Sequence[tuple[EpisodeId, int]] | None = None
+    ) -> list[RewardResult]:
+        """Scores like ``score``, for responses that are no group; ``of`` is what results say that they are of."""
         routes = [self._route(response.source) for response in responses]
         outcomes: list[Outcome] = [
             {term.spec.name: term.score(response) for term in route.inline}
@@ -298,7 +299,7 @@ class RewardPool:
             for i, outcome in zip(elsewhere, judged, strict=True):
                 outcomes[i] |= outcome
         await self._score_beside(responses, routes, outcomes)
-        return [self._result(r, outcome) for r, outcome in zip(responses, outcomes, strict=True)]
+        return list(map(self._result, responses, outcomes, of or itertools.repeat(None)))
 
     async def _score_beside(
         self, responses: Sequence[Response], routes: Sequence[_Route], outcomes: Sequence[Outcome]
@@ -324,7 +325,7 @@ class RewardPool:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _result(self, response: Response, outcome: Outcome) -> RewardResult:
+    def _result(self, response: Response, outcome: Outcome, of: tuple[EpisodeId, int] | None = None) -> RewardResult:
         """The sample's reward, or the job's answer to a function that failed on it."""
         specs = self._route(response.source).specs
         failures = [verdict for verdict in outcome.values() if isinstance(verdict, RewardFailure)]
@@ -333,7 +334,7 @@ class RewardPool:
                 RewardFailure(spec.name, "it returned None, and no other function scores the sample") for spec in specs
             ]
         if not failures:
-            result = combine(specs, outcome, response.tokens, self._overlong)
+            result = combine(specs, outcome, response.tokens, self._overlong, of)
             if (problem := too_large(result)) is None:
                 return result
             titles = " + ".join(f"{spec.weight:g} x {spec.title}" for spec in specs)
@@ -344,7 +345,7 @@ class RewardPool:
         wrong = {f.term: RewardVerdict(self._hang_scores[f.term], None, False) for f in failures if self._is_wrong(f)}
         blamed = [failure for failure in failures if failure.term not in wrong]
         judged = outcome | wrong | {failure.term: RewardVerdict(self._reward.error_score) for failure in blamed}
-        result = combine(specs, judged, response.tokens, self._overlong)
+        result = combine(specs, judged, response.tokens, self._overlong, of)
         if not blamed:
             self._log(f"{message}\nThis counts as wrong.")
             return replace(result, error=message)

@@ -31,6 +31,7 @@ from rljob_trainer.rewards.verdicts import UnusableError, described_error, list_
 
 if TYPE_CHECKING:
     from rljob_api.spec.reward import Reward
+    from rljob_trainer.episodes.identity import EpisodeId
     from rljob_trainer.world.sandbox import Sandbox
 
 
@@ -279,7 +280,11 @@ class OverlongSettings:
 
 
 def combine(
-    specs: Sequence[TermSpec], outcome: Outcome, tokens: int, punishment: OverlongSettings | None
+    specs: Sequence[TermSpec],
+    outcome: Outcome,
+    tokens: int,
+    punishment: OverlongSettings | None,
+    of: tuple[EpisodeId, int] | None = None,
 ) -> RewardResult:
     """The weighted sum of the verdicts (all must be there), with the parts unweighted.
 
@@ -297,9 +302,12 @@ def combine(
             continue
         assert isinstance(verdict, RewardVerdict)
         parts[spec.name] = verdict.score
-        details.update((f"{spec.name}.{name}", value) for name, value in verdict.details.items())
+        for name, value in verdict.details.items():
+            details[f"{spec.name}.{name}"] = value
         score += spec.weight * verdict.score
-        turns = [before + spec.weight * earned for before, earned in zip_longest(turns, verdict.turns, fillvalue=0.0)]
+        if verdict.turns:
+            both = zip_longest(turns, verdict.turns, fillvalue=0.0)
+            turns = [before + spec.weight * earned for before, earned in both]
         prediction = verdict.prediction if prediction is None else prediction
         correct = verdict.correct if correct is None else correct
     if punishment is not None:
@@ -307,9 +315,7 @@ def combine(
             tokens, longest=punishment.longest, buffer=punishment.buffer, penalty=punishment.penalty
         )
         score += parts["overlong"]
-    return RewardResult(
-        score=score, parts=parts, details=details, prediction=prediction, correct=correct, turns=tuple(turns)
-    )
+    return RewardResult(score, parts, prediction, correct, of=of, turns=tuple(turns), details=details)
 
 
 def _imported(spec: TermSpec) -> Callable[..., Any]:

@@ -35,7 +35,10 @@ class Requests(list[GenerationRequest]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         begun = _columns([request.begun for request in self]) if any(len(request.begun) for request in self) else None
-        return _requests, (begun, *zip(*map(_REQUEST, self), strict=True))
+        if not self:
+            return Requests, ()
+        ids, *plain = zip(*map(_REQUEST, self), strict=True)
+        return _requests, (begun, _table(ids), *plain)
 
 
 class Results(list[GenerationResult]):
@@ -44,13 +47,25 @@ class Results(list[GenerationResult]):
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if not self:
+            return Results, ()
+        receipts = [result.receipt for result in self]
+        # Nearly always each has its own one: then a receipt's id is the result's.
+        said = [
+            receipt[1:] for receipt, result in zip(receipts, self, strict=True) if receipt and receipt.id == result.id
+        ]
         return _results, (
-            [result.id for result in self],
+            _table([result.id for result in self]),
             [result.finish for result in self],
             _columns([result.tokens for result in self]),
-            [result.receipt for result in self],
+            _table(said) if len(said) == len(self) else receipts,
             [result.prefilled for result in self],
         )
+
+
+def _table(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    """Tuples of one kind by place: an object for each would have to be named, made and remembered."""
+    return tuple(zip(*rows, strict=True))
 
 
 OfPrompts = Mapping[str, Sequence[Stream | None]]
@@ -72,22 +87,23 @@ def _parts(columns: Columns) -> Iterator[Tokens]:
         yield part.having({name: streams[number] for name, streams in of_prompts.items()}) if of_prompts else part
 
 
-def _requests(begun: Columns | None, *plain: Sequence[Any]) -> Requests:
-    if not plain:
-        return Requests()
+def _requests(begun: Columns | None, ids: Sequence[Sequence[Any]], *plain: Sequence[Any]) -> Requests:
+    columns = (map(EpisodeId, *ids), *plain)
     if begun is None:
-        return Requests(map(GenerationRequest, *plain))
-    return Requests(map(GenerationRequest, *plain, (tokens if len(tokens) else NOTHING for tokens in _parts(begun))))
+        return Requests(map(GenerationRequest, *columns))
+    return Requests(map(GenerationRequest, *columns, (tokens if len(tokens) else NOTHING for tokens in _parts(begun))))
 
 
 def _results(
-    ids: Sequence[EpisodeId],
+    ids: Sequence[Sequence[Any]],
     finishes: Sequence[FinishReason],
     columns: Columns,
-    receipts: Sequence[Receipt | None],
+    receipts: tuple[Sequence[Any], ...] | list[Receipt | None],
     prefilled: Sequence[int],
 ) -> Results:
-    told = zip(ids, finishes, _parts(columns), receipts, prefilled, strict=True)
+    named = list(map(EpisodeId, *ids))
+    own = receipts if isinstance(receipts, list) else map(Receipt, named, *receipts)
+    told = zip(named, finishes, _parts(columns), own, prefilled, strict=True)
     return Results(
         GenerationResult(id, tokens, finish, receipt=receipt, prefilled=computed)
         for id, finish, tokens, receipt, computed in told

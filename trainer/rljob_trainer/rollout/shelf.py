@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 
 from rljob_trainer.episodes.requests import GenerationResult
-from rljob_trainer.episodes.tokens import Tokens, as_constant, is_constant
+from rljob_trainer.episodes.tokens import Tokens, as_constant, is_constant, says_of_prompt
 
 Array = np.ndarray[Any, Any]
 
@@ -48,9 +48,15 @@ class Shelf:
         self._changing = threading.Lock()
         self._told = False
 
-    def keep(self, result: GenerationResult) -> None:
-        """Moves a result's tokens, in place."""
-        result.tokens = self.put(result.tokens)
+    def keep(self, *results: GenerationResult) -> None:
+        """Moves the tokens of results that came together, in place."""
+        parts = [result.tokens for result in results]
+        if len(parts) == 1 or any(map(says_of_prompt, parts)):
+            moved = [self.put(part) for part in parts]
+        else:
+            moved = list(self.put(Tokens.joined(parts)).split(np.cumsum([0, *map(len, parts)]).tolist()))
+        for result, tokens in zip(results, moved, strict=True):
+            result.tokens = tokens
 
     def put(self, tokens: Tokens) -> Tokens:
         """Returns the same tokens, out of memory. On a disk that is full they stay in memory, and the log says so
@@ -101,7 +107,7 @@ class Shelf:
         assert self._file is not None
         assert self._mapping is not None
         # Not through the mapping: a full disk must be an error here, not a signal later.
-        written = memoryview(b"".join(array.tobytes() for array in arrays))
+        written = memoryview(b"".join([np.ascontiguousarray(array).data for array in arrays]))
         at = self._end
         while written:
             count = os.pwrite(self._file.fileno(), written, at)

@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -90,9 +91,11 @@ def layout(groups: Sequence[Group]) -> TrainingBatch:
             raise DataError(f"{episode.id} reached training without a reward")
     leaves = [leaf for episode in episodes for leaf in episode.leaves]
     tokens = Tokens.joined([leaf.tokens for leaf in leaves])
+    prompts = {id(leaf.prompt_ids): leaf.prompt_ids for leaf in leaves}  # siblings share it
+    arrays = {key: np.frombuffer(array("i", prompt), np.int32) for key, prompt in prompts.items()}
     pieces: list[IntArray] = []
     for leaf in leaves:
-        pieces += (np.asarray(leaf.prompt_ids, dtype=np.int32), leaf.tokens.ids)
+        pieces += (arrays[id(leaf.prompt_ids)], leaf.tokens.ids)
     response_lengths = np.array([len(leaf.tokens) for leaf in leaves], dtype=np.int64)
     sequences = SequenceBatch(
         token_ids=np.concatenate(pieces),

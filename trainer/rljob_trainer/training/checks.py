@@ -5,13 +5,14 @@ score is looked at before anything is computed from it."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from rljob_trainer.episodes.episode import Episode, Group
 from rljob_trainer.episodes.receipts import check_episode, digest_of
-from rljob_trainer.episodes.tokens import BoolArray, FloatArray, Tokens
+from rljob_trainer.episodes.tokens import BoolArray, FloatArray
 from rljob_trainer.errors import EngineError, IntegrityError, LearnerError
 from rljob_trainer.learner.protocol import ScoreResult
 from rljob_trainer.training.batch import TrainingBatch
@@ -61,8 +62,6 @@ def check_groups(groups: Sequence[Group], version: int) -> None:
         for episode in group.episodes:
             _check_place(group, episode)
             check_episode(episode)
-            for leaf in episode.leaves:
-                _check_tokens(str(episode.id), leaf.tokens, version)
             if episode.reward is not None and episode.reward.of is not None:
                 scored, seen = episode.reward.of
                 if scored != episode.id:
@@ -73,6 +72,7 @@ def check_groups(groups: Sequence[Group], version: int) -> None:
                     raise IntegrityError(
                         f"the reward of {episode.id} was given for tokens that differ from the sample's. {_REMEDY}"
                     )
+    _check_tokens(groups, version)
 
 
 def _check_place(group: Group, episode: Episode) -> None:
@@ -86,20 +86,27 @@ def _check_place(group: Group, episode: Episode) -> None:
         raise IntegrityError(f"{episode.id} was generated for tokens that differ from its prompt's. {_REMEDY}")
 
 
-def _check_tokens(name: str, tokens: Tokens, version: int) -> None:
-    impossible = np.flatnonzero(tokens.mask & ~possible(tokens.log_probs))
+def _check_tokens(groups: Sequence[Group], version: int) -> None:
+    samples = [(episode, leaf.tokens) for group in groups for episode in group.episodes for leaf in episode.leaves]
+    streams = (np.concatenate([getattr(own, name) for _, own in samples]) for name in ("mask", "log_probs", "versions"))
+    mask, log_probs, versions = streams
+    impossible, unknown = np.flatnonzero(mask & ~possible(log_probs)), np.flatnonzero(versions > version)
+    if not len(impossible) and not len(unknown):
+        return
+    token = int((impossible if len(impossible) else unknown)[0])
+    ends = np.cumsum([len(own) for _, own in samples])
+    row = int(np.searchsorted(ends, token, side="right"))
+    episode, own = samples[row]
     if len(impossible):
-        token = int(impossible[0])
         raise EngineError(
-            f"the log-prob of response token {token} of {name} is {float(tokens.log_probs[token]):g} by the "
-            "engine that sampled it, which is impossible for a sampled token: its model computes invalid "
+            f"the log-prob of response token {token - ends[row] + len(own)} of {episode.id} is {log_probs[token]:g} by "
+            "the engine that sampled it, which is impossible for a sampled token: its model computes invalid "
             "probabilities. Check the engine's log, and its weights' dtype and device"
         )
-    if len(tokens) and (newest := int(tokens.versions.max())) > version:
-        raise IntegrityError(
-            f"{name} has tokens of version {newest}, but the newest published version is {version}: its engine "
-            f"numbers its weights wrongly, so ages are wrong as well. {_REMEDY}"
-        )
+    raise IntegrityError(
+        f"{episode.id} has tokens of version {own.versions.max()}, but the newest published version is {version}: its "
+        f"engine numbers its weights wrongly, so ages are wrong as well. {_REMEDY}"
+    )
 
 
 def possible(log_probs: FloatArray) -> BoolArray:
@@ -149,20 +156,32 @@ def _refuse_scored(what: str, model: str, value: float, where: str, episode: Epi
 
 
 def _misplaced(batch: TrainingBatch, groups: Sequence[Group]) -> Iterator[str]:
-    sequences, offsets = batch.sequences, batch.offsets.tolist()
+    """All samples at once: comparing them costs less than a call for each."""
+    sequences = batch.sequences
     episodes = [episode for group in groups for episode in group.episodes]
-    rows = [(number, episode, leaf) for number, episode in enumerate(episodes) for leaf in episode.leaves]
-    end = 0
-    for i, (number, episode, leaf) in enumerate(rows):
-        tokens = leaf.tokens
-        begin, end = end + len(leaf.prompt_ids), end + len(leaf.prompt_ids) + len(tokens)
-        here = slice(offsets[i], offsets[i + 1])
-        if not np.array_equal(sequences.token_ids[begin:end], tokens.ids):
-            yield f"the row of token ids of {episode.id}"
-        if not np.array_equal(sequences.mask[here], tokens.mask):
-            yield f"the mask of {episode.id}"
-        rolled = sequences.rollout_log_probs
-        if rolled is not None and not np.array_equal(rolled[here], tokens.log_probs, equal_nan=True):
-            yield f"the row of log-probs of {episode.id}"
-        if episode.reward is not None and batch.scores[number] != np.float32(episode.reward.score):
-            yield f"the score of {episode.id}"
+    rows = [(episode, leaf) for episode in episodes for leaf in episode.leaves]
+    lengths = np.array([len(leaf.tokens) for _, leaf in rows])
+    ends = np.cumsum(lengths)
+    responses = np.arange(ends[-1]) + np.repeat(np.cumsum([len(leaf.prompt_ids) for _, leaf in rows]), lengths)
+    for what, name, laid in (
+        ("row of token ids", "ids", sequences.token_ids[responses[responses < len(sequences.token_ids)]]),
+        ("mask", "mask", sequences.mask),
+        ("row of log-probs", "log_probs", sequences.rollout_log_probs),
+    ):
+        own = np.concatenate([getattr(leaf.tokens, name) for _, leaf in rows])
+        if laid is not None and (token := _apart(laid, own)) is not None:
+            row = int(np.searchsorted(ends, token, side="right"))
+            yield f"the {what} of {rows[min(row, len(rows) - 1)][0].id}"
+    if (moved := _apart(batch.offsets[1:], ends)) is not None:
+        yield f"the row of token ids of {rows[min(moved, len(rows) - 1)][0].id}"
+    scores = np.array([episode.reward.score for episode in episodes if episode.reward is not None], np.float32)
+    if (number := _apart(batch.scores, scores)) is not None:
+        yield f"the score of {episodes[min(number, len(episodes) - 1)].id}"
+
+
+def _apart(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int | None:
+    """The first place at which two arrays differ; a NaN is like another."""
+    both = min(len(one), len(other))
+    a, b = one[:both], other[:both]
+    places = np.flatnonzero((a != b) & ((a == a) | (b == b)))
+    return int(places[0]) if len(places) else None if len(one) == len(other) else both
