@@ -94,7 +94,7 @@ async def test_a_head_on_a_lost_node_is_gone_before_the_next_attempt(world: Worl
     assert there == []
     first, second = job["status"]["attempts"]
     assert (first["reason"], first["counted"], first["incarnation"]) == ("HeadLost", False, 1)
-    assert first["message"] == f"the head pod {lost['metadata']['name']} is being deleted"
+    assert first["message"] == f"the head pod {lost['metadata']['name']} was evicted because of a taint of its node"
     assert (second["attempt"], second["incarnation"]) == (2, 2)
 
 
