@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import os
 import threading
 import time
 from collections import deque
@@ -17,7 +16,6 @@ from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
@@ -37,8 +35,8 @@ async def aside(function: Callable[[], T]) -> T:
 
 
 class Threads(ThreadPoolExecutor):
-    """For ``asyncio.to_thread``, as an event loop's default executor: a thread for each call under way, and none that
-    holds up the end for long."""
+    """For ``asyncio.to_thread``, as an event loop's default executor: a thread for each call, and none that holds up
+    the end for long."""
 
     def __init__(self) -> None:
         super().__init__(1)  # whose threads are never started
@@ -111,29 +109,8 @@ def _end() -> None:
         calls.close(max(0.0, until - time.monotonic()))
 
 
-_idle: deque[SimpleQueue[Callable[[], None]]] = deque()
-"""Where threads that have nothing to do wait for a call: a new one costs its caller more than most calls take."""
-_MOST_IDLE = 8
-os.register_at_fork(after_in_child=_idle.clear)
-
-
 def _begin(called: Future[T], function: Callable[[], T]) -> None:
-    try:
-        calls = _idle.pop()
-    except IndexError:
-        calls = SimpleQueue()
-        threading.Thread(target=_work, args=(calls,), name="aside", daemon=True).start()
-    calls.put(partial(_call, called, function))
-
-
-def _work(calls: SimpleQueue[Callable[[], None]]) -> None:
-    while True:
-        call = calls.get()
-        call()
-        del call  # with what it holds, while the next one is waited for
-        if len(_idle) >= _MOST_IDLE:
-            return
-        _idle.append(calls)
+    threading.Thread(target=_call, args=(called, function), name="aside", daemon=True).start()
 
 
 def _call(called: Future[T], function: Callable[[], T]) -> None:
