@@ -254,7 +254,7 @@ def _before_update(change: Callable[..., None]) -> Iterator[None]:
         yield
 
 
-@fault(r"actor\.model\..*(changed|differs?).*(outside|since)", fast=False)
+@fault(r"actor\.model\..*changed in memory after the last update", fast=False)
 def a_policy_that_changes_between_updates(watched: Watched) -> Iterator[None]:
     """One number of the policy changes in the learner's memory between two updates."""
 
@@ -437,7 +437,7 @@ def _on_arrival(change: Callable[[list[Any]], None], watched: Watched) -> Iterat
         yield
 
 
-@fault(r"log-probs of sample \d+ of prompt \d+ are not", fast=False)
+@fault(r"log-probs of sample \d+ of prompt \d+ differ from", fast=False)
 def log_probs_of_two_samples_swapped(watched: Watched) -> Iterator[None]:
     """Two samples get each other's log-probs on their way to the trainer."""
 
