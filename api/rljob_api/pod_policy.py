@@ -25,6 +25,12 @@ _CAPABILITIES = {
     "IPC_LOCK",
 }
 """Those that the baseline Pod Security Standard allows, and what RDMA needs."""
+_VOLUMES = {
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected"),
+    *("secret", "hostPath"),
+}
+"""Kinds that the restricted standard allows; of hostPath the folder counts."""
+_SELINUX = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
 _SYSTEM = "system-"
 """With what the names of Kubernetes' own priority classes begin, and no others may."""
 
@@ -63,9 +69,16 @@ def _of_pod(pod: Located, policy: PodPolicy) -> Iterator[Violation]:
         host = volume.get("hostPath")
         if host is not None and not _is_below(host.text("path"), policy.host_paths):
             yield _refused(host.path, f"mounts {host.text('path') or 'a path'} of the node", "hostPaths")
+        kinds = {kind for kind, entry in volume.value.items() if entry.value is not None} - {"name"}
+        for kind in sorted(kinds - _VOLUMES) if not policy.privileged else ():
+            yield _refused(volume.at(kind), f"a volume of kind {kind} reaches beyond the pod", "privileged")
     if not policy.privileged:
+        yield from _of_security(pod)
         for container in pod.items("containers"):
-            yield from _of_container(container)
+            yield from _of_security(container)
+            for port in container.items("ports"):
+                if port.number("hostPort"):
+                    yield _refused(port.at("hostPort"), "takes a port of the node", "privileged")
     account = pod.text("serviceAccountName") or pod.text("serviceAccount")
     if account not in ("", "default", *policy.service_accounts) and "*" not in policy.service_accounts:
         place = "serviceAccountName" if pod.text("serviceAccountName") else "serviceAccount"
@@ -85,10 +98,20 @@ def _of_pod(pod: Located, policy: PodPolicy) -> Iterator[Violation]:
         )
 
 
-def _of_container(container: Located) -> Iterator[Violation]:
-    security = container.get("securityContext")
+def _of_security(of: Located) -> Iterator[Violation]:
+    """The security context of a pod or a container."""
+    security = of.get("securityContext")
     if security is None:
         return
+    for name in ("seccompProfile", "appArmorProfile"):
+        profile = security.get(name)
+        if profile is not None and profile.text("type") == "Unconfined":
+            yield _refused(profile.at("type"), "lets go of what confines the container", "privileged")
+    if security.text("procMount") == "Unmasked":
+        yield _refused(security.at("procMount"), "lets go of what confines the container", "privileged")
+    labels = security.get("seLinuxOptions")
+    if labels is not None and labels.text("type") not in _SELINUX:
+        yield _refused(labels.at("type"), f"{labels.text('type')} is no type of containers", "privileged")
     if security.flag("privileged"):
         yield _refused(security.at("privileged"), "a privileged container has the whole node", "privileged")
     capabilities = security.get("capabilities")

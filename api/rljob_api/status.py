@@ -7,6 +7,7 @@ A reader ignores status fields that it does not know (driver and operator may di
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -186,6 +187,20 @@ class Desired(SpecModel):
     settings: LiveSettings = Field(
         default=LiveSettings(), description="All settings that can change live. If none is set, they stay as they are."
     )
+
+
+FREE_TEXTS = frozenset({"reason", "doing", "advice", "mismatch", "unsaved"})
+"""The fields of a driver's status, at any depth, that hold sentences: all others are numbers, names and places."""
+
+
+def with_free_texts(status: Any, change: Callable[[str], str]) -> Any:
+    """A status as plain data with its sentences changed."""
+    if isinstance(status, dict):
+        return {
+            name: change(value) if name in FREE_TEXTS and isinstance(value, str) else with_free_texts(value, change)
+            for name, value in status.items()
+        }
+    return [with_free_texts(item, change) for item in status] if isinstance(status, list) else status
 
 
 class DriverStatus(StatusModel):

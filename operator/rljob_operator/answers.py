@@ -126,18 +126,6 @@ def clean_tree(value: Any) -> Any:
     return value
 
 
-def masked_tree(value: Any, secrets: Iterable[str] = ()) -> Any:
-    """All values of plain data without secrets; keys are taken as they are."""
-    secrets = tuple(secrets)
-    if isinstance(value, str):
-        return masked(value, secrets)
-    if isinstance(value, list):
-        return [masked_tree(item, secrets) for item in value]
-    if isinstance(value, dict):
-        return {name: masked_tree(item, secrets) for name, item in value.items()}
-    return value
-
-
 def masked(text: str, secrets: Iterable[str] = ()) -> str:
     """The text without the given secrets and without what looks like one."""
     for secret in secrets:

@@ -132,14 +132,16 @@ def note_losses(draft: Draft, cluster: ClusterView, pods: list[PodView]) -> None
     if last is None or last.ended is not None:
         return
     known = last.message.removeprefix(LOST).split("; ") if last.message else []
-    losses, removed = list(known), {name for group in cluster.groups for name in group.removing}
-    for pod in pods:
-        if pod.name in removed or any(said.startswith((f"{pod.name}:", f"{pod.name} ")) for said in known):
-            continue
-        if has_crashed(pod):
-            losses.append(f"{pod.name}: {pod.message}")
-        elif how := taken_away(pod):
-            losses.append(f"{pod.name} {how}")
+    removed = {name for group in cluster.groups for name in group.removing}
+    found = {
+        pod.name: f"{pod.name}: {pod.message}" if has_crashed(pod) else f"{pod.name} {taken_away(pod)}"
+        for pod in pods
+        if pod.name not in removed and (has_crashed(pod) or taken_away(pod))
+    }
+    said = {text.partition(" ")[0].rstrip(":") for text in known}
+    if len(known) == CRASHES_IN_MESSAGE and said <= found.keys():
+        return  # of more that are there at once, whose names would take turns
+    losses = [*known, *(text for name, text in found.items() if name not in said)]
     if losses != known:
         message = LOST + "; ".join(losses[-CRASHES_IN_MESSAGE:])
         draft.change_last_attempt(lambda attempt: attempt.changed(message=message))
@@ -148,7 +150,8 @@ def note_losses(draft: Draft, cluster: ClusterView, pods: list[PodView]) -> None
 def taken_away(pod: PodView) -> str:
     """How somebody took the pod away: "was deleted"; empty, if nobody did. KubeRay deletes what has ended by itself."""
     if pod.disrupted:
-        return DISRUPTIONS.get(pod.disruption, "was evicted")
+        how = DISRUPTIONS.get(pod.disruption, "was evicted")
+        return f"{how}: {pod.message}" if pod.message else how
     return "was deleted" if pod.deleting_since is not None and not pod.ended else ""
 
 

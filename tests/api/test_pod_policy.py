@@ -65,6 +65,38 @@ def container(security: dict[str, Any], name: str = "ray") -> dict[str, Any]:
             "privileged",
             {"privileged": True},
         ),
+        (
+            template(volumes=[{"name": "code", "nfs": {"server": "nfs", "path": "/"}}]),
+            "template.spec.volumes[0].nfs",
+            "privileged",
+            {"privileged": True},
+        ),
+        (
+            template(
+                containers=[{"name": "sidecar", "image": "s:1", "ports": [{"containerPort": 443, "hostPort": 443}]}]
+            ),
+            "template.spec.containers[0].ports[0].hostPort",
+            "privileged",
+            {"privileged": True},
+        ),
+        (
+            container({"seccompProfile": {"type": "Unconfined"}}),
+            "template.spec.containers[0].securityContext.seccompProfile.type",
+            "privileged",
+            {"privileged": True},
+        ),
+        (
+            template(securityContext={"appArmorProfile": {"type": "Unconfined"}}),
+            "template.spec.securityContext.appArmorProfile.type",
+            "privileged",
+            {"privileged": True},
+        ),
+        (
+            template(securityContext={"seLinuxOptions": {"type": "spc_t"}}),
+            "template.spec.securityContext.seLinuxOptions.type",
+            "privileged",
+            {"privileged": True},
+        ),
         (ACCOUNT, "serviceAccountName", "serviceAccounts", {"serviceAccounts": ["other", "admin"]}),
         (template(**ACCOUNT), "template.spec.serviceAccountName", "serviceAccounts", {"serviceAccounts": ["*"]}),
         (

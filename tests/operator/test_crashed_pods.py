@@ -100,6 +100,21 @@ def test_an_attempt_names_each_crashed_pod_once_and_the_newest_three() -> None:
     assert [victim for victim in victims if message.count(f"{victim}: {KILLED}") == 1] == victims[2:]
 
 
+def test_of_many_pods_that_are_evicted_at_once_three_are_named_and_the_status_is_written_once() -> None:
+    world = training(rollout={"replicas": 6, "maxReplicas": 8})
+    evicted = [name for name, pod in world.pods.items() if pod.group == "rollout"][:5]
+    for name in evicted:
+        world.pods[name] = replace(
+            world.pods[name], deleting_since=world.now, disrupted=True, message="Evicted: ephemeral storage exceeds 1Gi"
+        )
+    world.look()
+    message = world.status.attempts[0].message
+    assert message.count("was evicted: Evicted: ephemeral storage exceeds 1Gi") == 3
+    for _ in range(3):
+        world.look()
+        assert world.status.attempts[0].message == message
+
+
 def test_a_pod_that_is_taken_away_while_it_trains_did_not_crash() -> None:
     world = training(retry={"limit": 0})
     victim = one_of(world, "rollout")

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from rljob_api.spec.pod import Pod
+from rljob_api.status import DriverStatus
 from rljob_trainer import secret_values
+from rljob_trainer.control.standing import shown
 from rljob_trainer.secret_values import know, masked
-from rljob_trainer.telemetry.run_folder import SampleRow, write_whole
+from rljob_trainer.telemetry.run_folder import SampleRow
 
 VALUE = "wJalrXUtnFEMI/K7MDENG+bPxRfiCY"
 
@@ -92,6 +94,7 @@ def test_what_a_job_takes_from_a_secret_whatever_its_name(tmp_path: Path) -> Non
     reference = {"secretKeyRef": {"name": "s", "key": "k"}}
     (tmp_path / "mounted").mkdir()
     (tmp_path / "mounted" / "cert").write_text(f"{VALUE}\n")
+    (tmp_path / "one-file").write_text("by-sub-path-7\n")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config").write_text("a-word-of-some-length\n")
     known = pod(
@@ -100,13 +103,17 @@ def test_what_a_job_takes_from_a_secret_whatever_its_name(tmp_path: Path) -> Non
         volumeMounts=[
             {"name": "s", "mountPath": str(tmp_path / "mounted")},
             {"name": "c", "mountPath": str(tmp_path / "other")},
+            {"name": "s", "mountPath": str(tmp_path / "one-file"), "subPath": "one-file"},
         ],
         template={
             "spec": {
                 "containers": [
                     {
                         "name": "ray",
-                        "env": [{"name": "QUEUE", "valueFrom": reference}],
+                        "env": [
+                            {"name": "QUEUE", "valueFrom": reference},
+                            {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                        ],
                         "envFrom": [{"secretRef": {"name": "whole"}}],
                     }
                 ]
@@ -118,14 +125,17 @@ def test_what_a_job_takes_from_a_secret_whatever_its_name(tmp_path: Path) -> Non
         "MODE": "a-mode-of-ours",
         "QUEUE": "queue-value-1",
         "FROM_WHOLE": "whole-value-1",
+        "POD": "a-name-of-a-pod",
+        "AWS_REGION": "eu-central-1",
         "RAY_ADDRESS": "10.1.2.3:6379",
         "KUBERNETES_SERVICE_HOST": "10.96.0.1",
         "PATH": "/usr/local/bin:/usr/bin",
     }
     know([known], environment)
-    assert masked(f"database-value queue-value-1 whole-value-1 {VALUE}") == "*** *** *** ***"
-    others = "a-mode-of-ours 10.1.2.3:6379 10.96.0.1 /usr/local/bin:/usr/bin a-word-of-some-length"
+    assert masked(f"database-value queue-value-1 whole-value-1 {VALUE} by-sub-path-7") == "*** *** *** *** ***"
+    others = "a-name-of-a-pod eu-central-1 a-mode-of-ours 10.1.2.3:6379 10.96.0.1 /usr/local/bin:/usr/bin"
     assert masked(others) == others
+    assert masked("a-word-of-some-length") == "a-word-of-some-length"
 
 
 def test_without_a_whole_secret_other_variables_are_shown() -> None:
@@ -133,12 +143,29 @@ def test_without_a_whole_secret_other_variables_are_shown() -> None:
     assert masked("a-value-of-the-image") == "a-value-of-the-image"
 
 
-def test_samples_and_files_are_written_without_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_samples_are_shown_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", VALUE)
     row = SampleRow(source="s", prompt=VALUE, response=f"<{VALUE}>", turns=[{"by": "environment", "text": VALUE}])
     assert (row.prompt, row.response, row.turns) == ("***", "<***>", [{"by": "environment", "text": "***"}])
-    write_whole(tmp_path / "summary.json", json.dumps({"reason": VALUE}))
-    assert (tmp_path / "summary.json").read_text() == '{"reason": "***"}'
+
+
+def test_a_status_keeps_its_names_and_numbers_whatever_is_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods that are to be removed are known by their names."""
+    monkeypatch.setenv("WANDB_KEY", "math-grpo-1")
+    monkeypatch.setenv("PIN_KEY", "0.12345678")
+    engine = {"name": "0", "state": "serving", "pod": "math-grpo-1-rollout-x"}
+    given = {
+        "generation": 1,
+        "attempt": 1,
+        "time": "2026-01-01T00:00:00Z",
+        "doing": "waits for math-grpo-1",
+        "pools": {"rollout": {"desired": 1, "ready": 1, "engines": [engine]}, "trainer": {"desired": 1, "ready": 1}},
+        "shares": {"update": 0.12345678},
+    }
+    plain = json.loads(shown(DriverStatus.model_validate_json(json.dumps(given))))
+    assert plain["doing"] == "waits for ***"
+    assert plain["pools"]["rollout"]["engines"][0]["pod"] == "math-grpo-1-rollout-x"
+    assert plain["shares"] == {"update": 0.12345678}
 
 
 def test_an_error_of_a_command_is_said_without_them(tmp_path: Path) -> None:

@@ -29,12 +29,16 @@ if TYPE_CHECKING:
 _SHORTEST = 8
 _LARGEST_FILE = 1 << 16
 _MOST_FILES = 256
-_NAMES = re.compile(r"(?i)key|token|secret|passw|passphrase|credential|auth(?!or)|private|cookie|webhook|dsn$")
+_NAMES = re.compile(
+    r"(?i)key|token|secret|pass(w|phrase|$)|pwd$|connection_?string|_sas$"
+    r"|credential|auth(?!or)|private|cookie|webhook|dsn$"
+)
 _PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 _WORD = re.compile(r"[A-Za-z0-9+/=_.~\-]{16,}")
 _PUBLIC = re.compile(
     r"(RAY|KUBERNETES|PYTHON|CUDA|NVIDIA|NCCL|OMP|VLLM|TORCH|RLJOB|LC)_.*|.*_(SERVICE_(HOST|PORT)|PORT)(_.*)?"
-    r"|PATH|HOME|HOSTNAME|LANG|PWD|SHELL|TERM|USER|TMPDIR|.*_PATH"
+    r"|PATH|HOME|HOSTNAME|LANG|PWD|SHELL|TERM|USER|TMPDIR|DEBIAN_FRONTEND|VIRTUAL_ENV"
+    r"|(.*_)?(PATH|REGION|BUCKET|ENDPOINT|PROJECT|ENTITY|NAMESPACE)"
 )
 """Variables of images, of Kubernetes and of Ray, beside which those that come from a whole Secret cannot be told."""
 
@@ -53,8 +57,8 @@ def masked(text: str) -> str:
     """The text without secret values."""
     global _looked
     if not _looked:
-        _looked = True
         _add(_of_environment(os.environ))
+        _looked = True
     return text if _pattern is None else _pattern.sub("***", text)
 
 
@@ -98,13 +102,14 @@ def _of_pod(pod: Pod, environment: Mapping[str, str]) -> Iterator[str]:
         if (entry.get("valueFrom") or {}).get("secretKeyRef"):
             yield environment.get(entry["name"], "")
     if any(source.get("secretRef") for container in containers for source in container.get("envFrom") or ()):
-        named = {entry["name"] for entry in variables if "value" in entry}
+        named = {entry["name"] for entry in variables}
         yield from (v for name, v in environment.items() if name not in named and not _PUBLIC.fullmatch(name))
     volumes = [*(settings.get("volumes") or ()), *(template.get("volumes") or ())]
     secret = {volume.get("name") for volume in volumes if _is_secret(volume)}
     for mount in (mount for container in containers for mount in container.get("volumeMounts") or ()):
         if mount.get("name") in secret:
-            for path in sorted(Path(mount["mountPath"]).rglob("*"))[:_MOST_FILES]:
+            place = Path(mount["mountPath"])
+            for path in [place] if place.is_file() else sorted(place.rglob("*"))[:_MOST_FILES]:
                 yield from _of_file(path)
 
 

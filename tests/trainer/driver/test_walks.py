@@ -6,10 +6,12 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.silent_faults.here import Watched, attempt, job
 
@@ -33,8 +35,13 @@ WALK: list[Call] = [(file, function) for file, function, _ in rows(GROUP)]
 
 @contextmanager
 def calls_of(wanted: set[Call]) -> Iterator[list[Call]]:
-    """Inside, every call of these functions in any thread is noted, in order."""
+    """Inside, every call of these functions in any thread is noted, in order.
+
+    Methods are watched where they are looked up: a profile function does not see each call in a thread that lives for a
+    moment, such as one that reads prompts. Functions are imported by their names, and need one.
+    """
     seen: list[Call] = []
+    functions = {call for call in wanted if "." not in call[1]}
     known: dict[Any, Call | None] = {}
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -44,18 +51,30 @@ def calls_of(wanted: set[Call]) -> Iterator[list[Call]]:
         if code not in known:
             path = Path(code.co_filename)
             call = (path.relative_to(TRAINER).as_posix(), code.co_qualname) if path.is_relative_to(TRAINER) else None
-            known[code] = call if call in wanted else None
+            known[code] = call if call in functions else None
         if (call := known[code]) is not None:
             seen.append(call)
 
+    def noted(call: Call, method: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            seen.append(call)
+            return method(*args, **kwargs)
+
+        return called
+
     before, before_in_threads = sys.getprofile(), threading.getprofile()
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
-        yield seen
-    finally:
-        sys.setprofile(before)
-        threading.setprofile(before_in_threads)
+    with ExitStack() as stack:
+        for file, method in wanted - functions:
+            owner, _, name = method.partition(".")
+            kind = getattr(import_module(f"rljob_trainer.{file.removesuffix('.py').replace('/', '.')}"), owner)
+            stack.enter_context(patch.object(kind, name, noted((file, method), kind.__dict__[name])))
+        threading.setprofile(note)
+        sys.setprofile(note)
+        try:
+            yield seen
+        finally:
+            sys.setprofile(before)
+            threading.setprofile(before_in_threads)
 
 
 def test_a_group_takes_the_way_that_the_page_says(tmp_path: Path) -> None:

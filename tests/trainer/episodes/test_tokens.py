@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from small_episodes import named, same_tokens
 
+from rljob_trainer.episodes.episode import Episode, Leaf
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.log import EpisodeLog
-from rljob_trainer.episodes.receipts import ReceiptError, Receipts, check_answer
+from rljob_trainer.episodes.receipts import ReceiptError, Receipts, check_answer, check_episode, receipt_of
 from rljob_trainer.episodes.record import CallPlace, RecordedCall, RecordedTurn, What
 from rljob_trainer.episodes.requests import (
     BegunTurn,
@@ -205,3 +206,14 @@ def test_versions_that_are_all_equal_are_one_object_on_the_shelf_and_log_probs_k
 def test_tokens_before_a_version_end_at_the_first_that_is_newer() -> None:
     tokens = replace(whole(6), versions=np.array([1, 1, 2, 3, 3, 3], np.int32))
     assert [len(tokens.before(version)) for version in (1, 2, 3, 4)] == [0, 2, 3, 6]
+
+
+def test_a_turn_that_follows_equal_tokens_is_checked_like_any_other() -> None:
+    """Streams of equal numbers are held as one number, and their bytes do not lie beside one another."""
+    zeros, versions = np.zeros(3, np.float32), np.zeros(3, np.int32)
+    answer = Tokens.sampled(np.full(3, 5, np.int32), zeros, versions)
+    first = REQUEST.id
+    again = replace(REQUEST, id=first._replace(turn=1), prompt_ids=(1, 2, 5, 5, 5))
+    leaf = Leaf((1, 2), answer, receipt_of(REQUEST, answer)).continued(NOTHING, answer, receipt_of(again, answer))
+    assert is_constant(leaf.tokens.ids)
+    check_episode(Episode(first, [leaf], "stop"))

@@ -90,11 +90,9 @@ import sys
 from pathlib import Path
 from rljob_trainer.record.output import OutputFolder, is_held
 with OutputFolder(Path(sys.argv[1])):
-    child = os.fork()
-    if not child:
+    if not os.fork():
+        print(os.getpid(), flush=True)
         os.read(0, 1)  # until the test has ended
-        os._exit(0)
-    print(child, flush=True)
     os._exit(0)
 """
     with subprocess.Popen([sys.executable, "-c", text, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
@@ -118,3 +116,26 @@ with OutputFolder(Path(sys.argv[1])):
     assert run.returncode == 65
     assert run.stderr.startswith("rljob: the files and sockets of this process were closed, by a reward function")
     assert is_held(tmp_path) is False
+
+
+def test_a_store_that_does_not_answer_for_a_moment_ends_no_run(tmp_path: Path) -> None:
+    """An error other than "no such descriptor" does not say that the lock is gone."""
+    text = """
+import errno, os, sys, threading
+from pathlib import Path
+from rljob_trainer.record import output
+output._LOOKS_EVERY = 0.01
+asked, fstat = threading.Event(), os.fstat
+def failing(descriptor):
+    if threading.current_thread() is threading.main_thread():
+        return fstat(descriptor)
+    asked.set()
+    raise OSError(errno.EIO, "Input/output error")
+with output.OutputFolder(Path(sys.argv[1])):
+    os.fstat = failing
+    for _ in range(2):
+        asked.wait()
+        asked.clear()
+"""
+    run = subprocess.run([sys.executable, "-c", text, tmp_path], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")

@@ -25,9 +25,9 @@ from aiohttp.typedefs import Handler, Middleware
 from pydantic import ValidationError
 
 from rljob_api.status import DESIRED_PATH, LARGEST_BODY, METRICS_PATH, STATUS_PATH, Desired, DriverStatus
+from rljob_trainer.control.standing import shown
 from rljob_trainer.control.steering import WishError, WrongAttemptError
 from rljob_trainer.errors import RLJobError
-from rljob_trainer.secret_values import masked
 from rljob_trainer.telemetry.prometheus import CONTENT_TYPE
 
 LOOPBACK = "127.0.0.1"
@@ -210,8 +210,7 @@ def _status(answers: Answers, told: asyncio.Event | None) -> web.Response:
     status = answers.status()
     if told is not None and status.end is not None:
         told.set()
-    text = masked(status.model_dump_json(by_alias=True, exclude_none=True))
-    return web.Response(body=text.encode(), content_type="application/json")
+    return web.Response(body=shown(status).encode(), content_type="application/json")
 
 
 def _refused(code: int, why: str) -> web.Response:

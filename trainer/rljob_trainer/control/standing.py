@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
 import threading
 import time
@@ -33,6 +34,7 @@ from rljob_api.status import (
     ScoringPoolStatus,
     Throughput,
     TrainerStatus,
+    with_free_texts,
 )
 from rljob_trainer.checkpoints.checkpoint import Checkpoint
 from rljob_trainer.control.scorer_standing import JUDGES, REWARD_MODELS, ScoringWords, exposition, scoring_pool_status
@@ -44,6 +46,7 @@ from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.pools.size import engine_count
 from rljob_trainer.record.ledger import Ledger
 from rljob_trainer.rewards.standing import NO_POOLS, ScoringPool, ScoringPools
+from rljob_trainer.secret_values import masked
 from rljob_trainer.telemetry import prometheus, run_folder
 from rljob_trainer.telemetry.advice import Waiting as Shares
 from rljob_trainer.telemetry.advice import advice
@@ -68,6 +71,12 @@ _MOST_LINES, _MOST_NAMES = 3, 8
 """Of the live view: lines about engines, and names in one of them."""
 _MANY_ENGINES = 128
 """From here on engines are listed without a sentence each: the operator reads 64 KiB."""
+
+
+def shown(status: DriverStatus, indent: int | None = None) -> str:
+    """A status in JSON, without secret values in its sentences."""
+    plain = json.loads(status.model_dump_json(by_alias=True, exclude_none=True))
+    return json.dumps(with_free_texts(plain, masked), indent=indent, ensure_ascii=False)
 
 
 class RunStanding:
@@ -196,7 +205,7 @@ class RunStanding:
         await asyncio.to_thread(self._store, next(self._numbers), self._text())
 
     def _text(self) -> str:
-        return self.status().model_dump_json(by_alias=True, exclude_none=True, indent=1)
+        return shown(self.status(), indent=1)
 
     def _store(self, number: int, text: str) -> None:
         with self._storing:

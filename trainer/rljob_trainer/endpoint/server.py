@@ -215,6 +215,8 @@ async def _telling(request: web.Request, handler: Handler) -> web.StreamResponse
         told = f"{request.method} {request.path}: {error.reason}"
         return web.json_response(RefusedError(told).body, status=error.status)
     except ConnectionError:
+        if request.transport is not None and not request.transport.is_closing():
+            raise
         # The client has gone: nobody reads this, and aiohttp would log what is raised with a traceback.
         return web.Response(status=_CLIENT_CLOSED_REQUEST)
     except Exception:  # noqa: BLE001  an agent is told in its own language, and the log has the rest

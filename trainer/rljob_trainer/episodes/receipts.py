@@ -207,7 +207,7 @@ def check_episode(episode: Episode) -> None:
                 continue
             context = prompt_digest(leaf.prompt_ids)
             if turn.start:
-                context = zlib.crc32(np.asarray(leaf.tokens.ids[: turn.start], np.int32).data, context)
+                context = zlib.crc32(np.ascontiguousarray(leaf.tokens.ids[: turn.start], np.int32).data, context)
             whole = turn.start == 0 and turn.stop == len(leaf.tokens)
             streams = stream_digests(leaf.tokens if whole else leaf.tokens[turn.start : turn.stop])
             if receipt.id[:-1] == episode.id[:-1] and receipt.prompt == context and receipt.streams == streams:

@@ -15,6 +15,7 @@ what a run finds in its folder it moves aside.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -89,22 +90,27 @@ class _LockWatch(threading.Thread):
 
     def run(self) -> None:
         while not self._ended.wait(_LOOKS_EVERY):
-            if _file_of(self._lock[0]) != self._lock[1]:
+            # What cannot be told now (a store that does not answer) is looked at again.
+            with contextlib.suppress(OSError):
+                if _file_of(self._lock[0]) == self._lock[1]:
+                    continue
                 if _file_of(2) == self._errors[1]:
                     os.write(2, _CLOSED)
                 os._exit(DataError.exit_code)
 
     def end(self) -> None:
         self._ended.set()
-        self.join()
+        self.join(2 * _LOOKS_EVERY)
 
 
 def _file_of(descriptor: int) -> tuple[int, int] | None:
-    """Which file is open there; None: none is."""
+    """Which file is open there; None: none is. Raises ``OSError`` where that cannot be told."""
     try:
         found = os.fstat(descriptor)
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            return None
+        raise
     return found.st_dev, found.st_ino
 
 

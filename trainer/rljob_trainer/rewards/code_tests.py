@@ -163,7 +163,7 @@ def read_tests(reference: Any) -> list[CodeTest]:
         inputs, outputs = reference["inputs"], reference["outputs"]
         if len(inputs) != len(outputs):
             raise ValueError(f"the reference answer has {len(inputs)} inputs and {len(outputs)} outputs")
-        name, slack = reference.get("fn_name"), reference.get("absolute_tolerance", 0.0)
+        name, slack = reference.get("fn_name"), reference.get("absolute_tolerance") or 0.0
         pairs = [(given, wanted, name, slack) for given, wanted in zip(inputs, outputs, strict=True)]
     elif isinstance(reference, Sequence) and all(isinstance(test, Mapping) for test in reference):
         pairs = [_listed(number, test) for number, test in enumerate(reference)]
@@ -190,7 +190,7 @@ def _listed(number: int, test: Mapping[str, Any]) -> tuple[Any, Any, str | None,
     if test.get("testtype") == "functional" and not name:
         raise ValueError(f"test {number} of the reference answer calls a function without naming it (fn_name)")
     called = None if test.get("testtype") == "stdin" else name
-    return test["input"], test["output"], called, test.get("absolute_tolerance", 0.0)
+    return test["input"], test["output"], called, test.get("absolute_tolerance") or 0.0
 
 
 def _test(number: int, given: Any, wanted: Any, name: str | None, slack: Any) -> CodeTest:

@@ -99,14 +99,14 @@ def writing(path: Path) -> Iterator[None]:
 def write_whole(path: Path, text: str) -> None:
     """Replaces ``path`` by ``text`` in one move: a reader sees the old file or the new one.
 
-    Keys and passwords are masked, lone surrogates are escaped. Raises ``OutputError``.
+    Lone surrogates are escaped. Raises ``OutputError``.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(masked(text))
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)

@@ -18,6 +18,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rljob_trainer.errors import DataError
+from rljob_trainer.secret_values import masked
 from rljob_trainer.telemetry import run_folder
 from rljob_trainer.telemetry.run_folder import VALIDATION_STEP, finite, write_whole
 
@@ -101,7 +102,8 @@ class Summary(_Model):
     def write(self, folder: Path) -> Path:
         """Writes ``summary.json`` in one move. Raises ``OutputError``."""
         path = folder / run_folder.SUMMARY
-        write_whole(path, self.model_dump_json(indent=2) + "\n")
+        whole = self.model_copy(update={"reason": masked(self.reason)})
+        write_whole(path, whole.model_dump_json(indent=2) + "\n")
         return path
 
     @classmethod

@@ -172,8 +172,8 @@ def _misplaced(batch: TrainingBatch, groups: Sequence[Group]) -> Iterator[str]:
         if laid is not None and (token := _apart(laid, own)) is not None:
             row = int(np.searchsorted(ends, token, side="right"))
             yield f"the {what} of {rows[min(row, len(rows) - 1)][0].id}"
-    if (moved := _apart(batch.offsets[1:], ends)) is not None:
-        yield f"the row of token ids of {rows[min(moved, len(rows) - 1)][0].id}"
+    if (moved := _apart(batch.offsets, np.concatenate([[0], ends]))) is not None:
+        yield f"the row of token ids of {rows[min(max(moved - 1, 0), len(rows) - 1)][0].id}"
     scores = np.array([episode.reward.score for episode in episodes if episode.reward is not None], np.float32)
     if (number := _apart(batch.scores, scores)) is not None:
         yield f"the score of {episodes[min(number, len(episodes) - 1)].id}"
